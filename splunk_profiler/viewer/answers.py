@@ -9,13 +9,14 @@ import threading
 from typing import Any
 
 from splunk_profiler.viewer import exports
-from splunk_profiler.viewer.model import Baseline, Facets, Selection, Weighted
+from splunk_profiler.viewer.model import Baseline, Selection, Weighted
 from splunk_profiler.viewer.reading import LiveFiles
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.trees import SMALL, call_tree, prune, through, top_table
+from splunk_profiler.viewer.trees import SMALL, call_tree, prune, span_tree, through, top_table
 
 MAX_FRAMES = 50_000
 _MAX_ROWS = 500
+_MAX_SPANS = 2000
 _BUCKETS = 120
 _VALUES_FIRST = ("cpu", "wall", "samples")
 _KINDS = {"application": 1, "library": 2, "standard-library": 3}
@@ -34,7 +35,7 @@ class Answers:
             recording = self._refreshed()
             return {
                 "values": [{"name": name, "unit": recording.units[name]} for name in _values(recording)],
-                "facets": list(Facets._fields),
+                "facets": recording.facet_names(),
                 "since": str(recording.since_ns),
                 "until": str(recording.until_ns),
                 "samples": len(recording.samples),
@@ -85,6 +86,39 @@ class Answers:
         with self._lock:
             return _timeline(self._refreshed(), selection, facet)
 
+    def trace(self, selection: Selection, trace: str) -> dict[str, Any]:
+        """Return the spans of a trace, children below their parents, and what was sampled in each.
+
+        Rows are id, depth, name, service, start and duration in ns from the trace's start, weight, and the ids of the
+        host profiler's stacks.
+        """
+        filters = {name: values for name, values in selection.filters.items() if name != "span_id"}
+        whole = Selection(
+            selection.value, selection.since_ns, selection.until_ns, {**filters, "trace": frozenset({trace})}
+        )
+        with self._lock:
+            recording = self._refreshed()
+            rows = span_tree(recording.spans.get(trace, {}).values())
+            weights = recording.span_weights(whole)
+            unit = recording.units.get(selection.value, "count")
+        start_ns = min((row.span.start_ns for row in rows), default=0)
+        end_ns = max((row.span.end_ns for row in rows), default=0)
+        shown = [
+            [
+                span.id,
+                depth,
+                span.name,
+                span.service,
+                span.start_ns - start_ns,
+                span.end_ns - span.start_ns,
+                weights.pop(span.id, 0),
+                list(span.host_stacks),
+            ]
+            for depth, span in rows[:_MAX_SPANS]
+        ]
+        rest = sum(weights.values())
+        return {"unit": unit, "spans": len(rows), "rows": shown, "duration": end_ns - start_ns, "rest": rest}
+
     def export(self, selection: Selection, form: str) -> bytes:
         """Return the selection as ``folded``, ``speedscope``, ``pprof`` or ``html``.
 
@@ -123,7 +157,7 @@ class Answers:
                     "inverted": _flame(recording, chosen, True),
                     "top": _top(recording, chosen, ""),
                     "facets": _facets(recording, chosen),
-                    "timeline": {facet: _timeline(recording, chosen, facet) for facet in Facets._fields},
+                    "timeline": {facet: _timeline(recording, chosen, facet) for facet in recording.facet_names()},
                 }
         filters = {name: sorted(values) for name, values in selection.filters.items()}
         times = {

@@ -26,15 +26,49 @@ class Frame(NamedTuple):
 
 
 class Facets(NamedTuple):
-    """Properties that samples can be chosen by; empty where one is not known."""
+    """Properties that samples can be chosen by; empty where one is not known. See `facet_value`."""
 
     service: str
+    version: str
     process: str
     endpoint: str  # or the name of the span
     thread: str
     code: str  # whose code the leaf of the stack is
     state: str  # running or waiting
     trace: str
+    span_id: str
+    labels: tuple[tuple[str, str], ...] = ()  # all others of a profile that are text
+
+
+LABEL = "label:"  # begins the names of facets that are labels
+FACETS = tuple(name for name in Facets._fields if name not in {"span_id", "labels"})  # those that are shown
+
+
+def facet_value(facets: Facets, name: str) -> str:
+    """Return the value of a facet, or of a label if the name begins with `LABEL`."""
+    if name.startswith(LABEL):
+        return dict(facets.labels).get(name.removeprefix(LABEL), "")
+    value: str = getattr(facets, name)
+    return value
+
+
+class Span(NamedTuple):
+    """A span of a trace, and the ids of stacks that a host profiler saw in it."""
+
+    id: str
+    parent: str
+    name: str
+    service: str
+    start_ns: int
+    end_ns: int
+    host_stacks: tuple[str, ...]
+
+
+class SpanRow(NamedTuple):
+    """A span in the order of a trace's tree."""
+
+    depth: int
+    span: Span
 
 
 class Sample(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from splunk_profiler.viewer.dumps import parse
-from splunk_profiler.viewer.model import Facets, Frame, Sample
+from splunk_profiler.viewer.model import Facets, Frame, Sample, Span
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -43,11 +43,23 @@ from splunk_profiler.viewer.recording import IN_USE, Recording
 
 _TEXT_UNITS = {"samples": "count", "wall": "nanoseconds"}
 _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
+# Labels that have a facet of their own, and ids.
+_NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.name", "thread.state", "trace_id"}
+_HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
 
 
 class _Sender(NamedTuple):
     service: str
+    version: str
     process: str
+
+
+def _sender(resource: dict[str, Any]) -> _Sender:
+    described = attributes(resource.get("resource", {}))
+    service = str(described.get("service.name", "unknown service"))
+    parts = (service, described.get("host.name"), described.get("process.pid"))
+    process = " ".join(str(part) for part in parts if part is not None)
+    return _Sender(service, str(described.get("service.version", "")), process)
 
 
 class LiveFiles:
@@ -118,20 +130,19 @@ class LiveFiles:
             self.unread += 1
 
     def _add_spans(self, resource: dict[str, Any]) -> None:
+        service = _sender(resource).service
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
                 key = span_key(span)
                 self._span_names[key] = str(span.get("name", ""))
+                self.recording.spans.setdefault(key[0], {})[key[1]] = _span(span, key, service)
                 for place in self._nameless.pop(key, ()):
                     sample = self.recording.samples[place]
                     facets = self.recording.facets[sample.facets]._replace(endpoint=self._span_names[key])
                     self.recording.samples[place] = sample._replace(facets=self.recording.facets_id(facets))
 
     def _add_logs(self, resource: dict[str, Any]) -> None:
-        described = attributes(resource.get("resource", {}))
-        service = str(described.get("service.name", "unknown service"))
-        parts = (service, described.get("host.name"), described.get("process.pid"))
-        sender = _Sender(service, " ".join(str(part) for part in parts if part is not None))
+        sender = _sender(resource)
         for scope in resource.get("scopeLogs", ()):
             if scope.get("scope", {}).get("name") == PROFILE_SCOPE:
                 for record in scope.get("logRecords", ()):
@@ -161,7 +172,8 @@ class LiveFiles:
         in_span = key[1].strip("0") != ""
         endpoint = self._span_names.get(key, UNKNOWN_SPAN) if in_span else OUTSIDE
         state = "running" if dump.running else "waiting"
-        facets = Facets(*sender, endpoint, dump.thread_name, _code(places), state, key[0].strip("0") and key[0])
+        trace, span = (each if each.strip("0") else "" for each in key)
+        facets = Facets(*sender, endpoint, dump.thread_name, _code(places), state, trace, span)
         if in_span and key not in self._span_names:
             self._nameless.setdefault(key, []).append(len(self.recording.samples))
         self.recording.units.update(_TEXT_UNITS)
@@ -197,6 +209,8 @@ class LiveFiles:
                 _code(stack),
                 _STATES.get(state, state),
                 named.get("trace_id", ""),
+                named.get("span_id", ""),
+                tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
             )
             self._add(message.time_nanos, stack, facets, weights)
 
@@ -208,6 +222,15 @@ class LiveFiles:
             for place in reversed(places)
         )
         recording.add(Sample(time_ns, recording.stack_id(frames), recording.facets_id(facets), weights))
+
+
+def _span(span: dict[str, Any], key: SpanKey, service: str) -> Span:
+    start_ns, end_ns = (parse_int(span.get(f"{each}TimeUnixNano")) for each in ("start", "end"))
+    stacks = attributes(span).get(_HOST_STACKS)
+    values = stacks.get("values", ()) if isinstance(stacks, dict) else ()
+    host_stacks = tuple(str(value.get("stringValue", "")) for value in values)
+    parent = str(span.get("parentSpanId", "")).lower()
+    return Span(key[1], parent, str(span.get("name", "")), service, start_ns, max(start_ns, end_ns), host_stacks)
 
 
 def _code(places: list[Place]) -> str:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 
-from splunk_profiler.viewer.model import Facets, Frame, Function, Sample, Selection, Series, Timeline, Weighted
+from splunk_profiler.viewer.model import (
+    FACETS,
+    LABEL,
+    Facets,
+    Frame,
+    Function,
+    Sample,
+    Selection,
+    Series,
+    Span,
+    Timeline,
+    Weighted,
+    facet_value,
+)
 
 OTHER = "(other)"
 _MAX_SERIES = 8
 _MAX_VALUES = 100  # of a facet
+_MAX_LABELS = 20  # that are shown as facets
 IN_USE = "inuse_"  # begins values that say what is, not what was added: those of the last profile count
 
 
@@ -17,6 +32,8 @@ class Recording:
 
     Attributes:
         units: of each value, in the order in which values were found.
+        labels: the names of labels that samples have.
+        spans: by trace, then by their id.
         since_ns, until_ns: all samples lie between; 0 if there are none.
     """
 
@@ -26,6 +43,8 @@ class Recording:
         self.stacks: list[tuple[Frame, ...]] = []
         self.facets: list[Facets] = []
         self.samples: list[Sample] = []
+        self.labels: set[str] = set()
+        self.spans: dict[str, dict[str, Span]] = {}
         self.since_ns = self.until_ns = 0
         self._function_ids: dict[tuple[str, str], int] = {}
         self._stack_ids: dict[tuple[Frame, ...], int] = {}
@@ -55,7 +74,12 @@ class Recording:
         found = self._facet_ids.setdefault(facets, len(self.facets))
         if found == len(self.facets):
             self.facets.append(facets)
+            self.labels.update(name for name, _ in facets.labels)
         return found
+
+    def facet_names(self) -> list[str]:
+        """Return the names of the facets that are shown."""
+        return [*FACETS, *(LABEL + name for name in sorted(self.labels)[:_MAX_LABELS])]
 
     def add(self, sample: Sample) -> None:
         """Add a sample; its values must be in `units`."""
@@ -90,17 +114,16 @@ class Recording:
 
     def facet_weights(self, selection: Selection) -> dict[str, list[tuple[str, int]]]:
         """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen."""
-        return {name: self._weights_by(name, selection).most_common(_MAX_VALUES) for name in Facets._fields}
+        return {name: self._weights_by(name, selection).most_common(_MAX_VALUES) for name in self.facet_names()}
 
     def timeline(self, selection: Selection, facet: str, buckets: int) -> Timeline:
         """Return the weights over the whole time of the recording, by the value of a facet, heaviest first."""
-        if facet not in Facets._fields:
-            raise ValueError(f"there is no facet {facet}")
+        self._check_facets({facet})
         step_ns = max(1, -(-(self.until_ns - self.since_ns) // buckets))
         whole = Selection(selection.value, self.since_ns, self.until_ns, selection.filters)
         lines: dict[str, list[int]] = defaultdict(lambda: [0] * buckets)
         for sample in self._only_last(self._chosen(whole), whole, step_ns):
-            value = getattr(self.facets[sample.facets], facet)
+            value = facet_value(self.facets[sample.facets], facet)
             lines[value][(sample.time_ns - self.since_ns) // step_ns] += sample.weights[selection.value]
         ranked = sorted(lines.items(), key=lambda item: -sum(item[1]))
         series = [Series(value, weights) for value, weights in ranked[:_MAX_SERIES]]
@@ -116,15 +139,15 @@ class Recording:
             weights[sample.facets] += sample.weights[selection.value]
         by_value: Counter[str] = Counter()
         for place, weight in weights.items():
-            by_value[getattr(self.facets[place], facet)] += weight
+            by_value[facet_value(self.facets[place], facet)] += weight
         return by_value
 
     def _chosen(self, selection: Selection) -> list[Sample]:
         """Return the samples of a selection."""
-        if unknown := selection.filters.keys() - {*Facets._fields}:
-            raise ValueError(f"there is no facet {min(unknown)}")
+        self._check_facets(selection.filters.keys())
         allowed = [
-            all(getattr(facets, name) in values for name, values in selection.filters.items()) for facets in self.facets
+            all(facet_value(facets, name) in values for name, values in selection.filters.items())
+            for facets in self.facets
         ]
         since_ns = self.since_ns if selection.since_ns is None else selection.since_ns
         until_ns = self.until_ns if selection.until_ns is None else selection.until_ns
@@ -133,6 +156,19 @@ class Recording:
             for sample in self.samples
             if selection.value in sample.weights and since_ns <= sample.time_ns < until_ns and allowed[sample.facets]
         ]
+
+    def span_weights(self, selection: Selection) -> Counter[str]:
+        """Return the weights of a selection by the id of the span."""
+        weights: Counter[str] = Counter()
+        for sample in self.select(selection):
+            weights[self.facets[sample.facets].span_id] += sample.weights[selection.value]
+        return weights
+
+    @staticmethod
+    def _check_facets(names: Collection[str]) -> None:
+        for name in names:
+            if name not in FACETS and name != "span_id" and not name.startswith(LABEL):
+                raise ValueError(f"there is no facet {name}")
 
     def _only_last(self, samples: list[Sample], selection: Selection, step_ns: int) -> list[Sample]:
         """Return of what is in use each process's last profile in each bucket of the selected time; else all."""

@@ -57,6 +57,9 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
     def timeline(request: Request) -> Any:
         return answers.timeline(_selection(request), request.query_params.get("facet", "service"))
 
+    def trace(request: Request) -> Any:
+        return answers.trace(_selection(request), request.query_params.get("trace", ""))
+
     def export(request: Request) -> Response:
         form = request.query_params.get("format", "")
         content = answers.export(_selection(request), form)
@@ -71,6 +74,7 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
         Route("/api/flame", _json(flame)),
         Route("/api/top", _json(top)),
         Route("/api/timeline", _json(timeline)),
+        Route("/api/trace", _json(trace)),
         Route("/api/export", export),
         Route("/", _page("index.html")),
         *(Route(f"/{name}", _page(name)) for name in PAGE_FILES),

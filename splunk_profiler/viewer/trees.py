@@ -1,4 +1,4 @@
-"""Sums of weighted stacks: call trees, and the top table. Pure."""
+"""Trees of weighted stacks and of spans, and the top table. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from splunk_profiler.viewer.model import TopRow, TreeNode, Weighted
+from splunk_profiler.viewer.model import Span, SpanRow, TopRow, TreeNode, Weighted
 
 SMALL = -1  # in place of a function: what was pruned
 
@@ -97,3 +97,22 @@ def _sum_functions(stacks: Iterable[Weighted], lines: dict[int, int]) -> tuple[C
             total[function] += weight
             lines.setdefault(function, line)
     return own, total
+
+
+def span_tree(spans: Iterable[Span]) -> list[SpanRow]:
+    """Return spans by their start, children below their parent; those whose parent is not there are roots."""
+    by_id = {span.id: span for span in sorted(spans, key=lambda span: span.start_ns)}
+    children: dict[str, list[Span]] = {}
+    for span in by_id.values():
+        children.setdefault(span.parent if span.parent in by_id else "", []).append(span)
+    rows: list[SpanRow] = []
+    left = dict(by_id)
+    open_rows = [SpanRow(0, span) for span in reversed(children.pop("", []))]
+    while left:
+        if not open_rows:  # what is left are parents of themselves
+            open_rows.append(SpanRow(0, next(iter(left.values()))))
+        row = open_rows.pop()
+        if left.pop(row.span.id, None) is not None:
+            rows.append(row)
+            open_rows += [SpanRow(row.depth + 1, span) for span in reversed(children.pop(row.span.id, []))]
+    return rows

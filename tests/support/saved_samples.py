@@ -31,9 +31,21 @@ def sample_line(
     return json.dumps({"resourceLogs": [logs]}) + "\n"
 
 
-def span_line(name: str, span: str = SPAN) -> str:
+def span_line(
+    name: str, span: str = SPAN, parent: str = "", times_ns: tuple[int, int] = (0, 0), host_stacks: tuple[str, ...] = ()
+) -> str:
     """Return a span of that name."""
-    found = {"traceId": TRACE, "spanId": span, "name": name}
+    start_ns, end_ns = times_ns
+    stacks = {"arrayValue": {"values": [_text(stack) for stack in host_stacks]}}
+    found = {
+        "traceId": TRACE,
+        "spanId": span,
+        "parentSpanId": parent,
+        "name": name,
+        "startTimeUnixNano": str(start_ns),
+        "endTimeUnixNano": str(end_ns),
+        "attributes": [{"key": "elastic.profiler_stack_trace_ids", "value": stacks}],
+    }
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [found]}]}]}) + "\n"
 
 

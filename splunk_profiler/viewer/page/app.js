@@ -9,9 +9,10 @@ const NAMES = Object.assign(Object.create(null), {
   alloc_objects: "allocations", inuse_space: "memory in use", inuse_objects: "objects in use",
 });
 const FACETS = {
-  service: "service", process: "process", endpoint: "endpoint or span", thread: "thread", code: "whose code",
+  service: "service", version: "version", process: "process", endpoint: "endpoint or span", thread: "thread", code: "whose code",
   state: "state", trace: "trace",
 };
+const facetName = (name) => FACETS[name] ?? name.replace(/^label:/, "label ");
 let overview = null, timeline = null, asked = 0;
 let state = new URLSearchParams(location.hash.slice(1));
 
@@ -49,6 +50,7 @@ const clock = (ns) => new Date(Number(BigInt(ns) / 1000000n)).toLocaleTimeString
 const day = (ns) => new Date(Number(BigInt(ns) / 1000000n)).toLocaleDateString();
 const value = () => state.get("value") || overview.values[0]?.name || "";
 const view = () => state.get("view") || "flame";
+const isGraph = () => view() === "flame" || view() === "inverted";
 
 // Changes the address; a step of its own in the browser's history, unless it is a letter of a search.
 function set(changes, isStep = true) {
@@ -74,7 +76,7 @@ function selection(more = {}) {
 function moreOf(more) {
   const all = new URLSearchParams(more);
   for (const [name, text] of state) {
-    const isOfGraph = (name === "function" || name === "file") && view() !== "top";
+    const isOfGraph = (name === "function" || name === "file") && isGraph();
     if (name === "compare" || name.startsWith("b.") || isOfGraph) all.append(name, text);
   }
   return all;
@@ -121,10 +123,12 @@ async function show() {
     if (!isEmpty) {
       const facet = state.get("by") || "service";
       const [line, facets] = await Promise.all([ask("timeline", new URLSearchParams({ facet })), ask("facets")]);
+      const trace = view() === "trace" ? await askTrace() : null;
       const shown = view() === "top" ? await ask("top", moreOf({ search: state.get("q") || "" }))
         : await ask("flame", moreOf({ inverted: view() === "inverted" ? "1" : "0" }));
       if (question !== asked) return;
       timeline = line;
+      fillTrace(trace);
       drawTimeline();
       fillFacets(facets.facets, shown);
       byId("total").textContent = amount(shown.total, shown.unit);
@@ -184,7 +188,7 @@ function change(weight, before, unit) {
 
 function fillNotices() {
   const chosen = (prefix) => [...state].filter(([name]) => name.startsWith(`${prefix}f.`))
-    .map(([name, text]) => `${FACETS[name.slice(prefix.length + 2)] ?? name} ${text || "(none)"}`).join(", ");
+    .map(([name, text]) => `${facetName(name.slice(prefix.length + 2))} ${text || "(none)"}`).join(", ");
   byId("compared").hidden = !state.get("compare");
   byId("compare").hidden = Boolean(saved || state.get("compare"));
   if (state.get("compare")) {
@@ -193,7 +197,7 @@ function fillNotices() {
       + `${chosen("b.") ? `, ${chosen("b.")}` : ""}: now choose another time or other filters.`);
     byId("scale").value = state.get("compare");
   }
-  byId("only").hidden = !state.get("function") || view() === "top";
+  byId("only").hidden = !state.get("function") || !isGraph();
   byId("only").querySelector("span").textContent = clean(`${view() === "inverted" ? "Who calls" : "What is called by"} `
     + `${state.get("function")}; the other way: ${view() === "inverted" ? "Flame graph" : "Inverted"}.`);
 }
@@ -220,10 +224,11 @@ function fillHead() {
   byId("source").textContent = byId("source").title = clean(overview.source);
   const options = overview.values.map(({ name }) => [name, NAMES[name] ?? name.replaceAll("_", " ")]);
   fillSelect(byId("value"), options, value());
-  fillSelect(byId("by"), overview.facets.map((name) => [name, FACETS[name]]), state.get("by") || "service");
+  fillSelect(byId("by"), overview.facets.map((name) => [name, facetName(name)]), state.get("by") || "service");
   if (byId("search").value !== (state.get("q") || "")) byId("search").value = state.get("q") || "";
   for (const button of document.querySelectorAll("[data-view]")) {
     button.setAttribute("aria-pressed", String(button.dataset.view === view()));
+    if (button.dataset.view === "trace") button.hidden = Boolean(saved);
   }
   byId("exports").hidden = byId("follow-label").hidden = Boolean(saved);
   for (const link of document.querySelectorAll("[data-format]")) {
@@ -248,11 +253,13 @@ function fillFacets(facets, shown) {
   const aside = byId("facets"), focused = document.activeElement?.dataset.choice;
   const scrolled = new Map([...aside.querySelectorAll("ul")].map((list) => [list.dataset.facet, list.scrollTop]));
   aside.textContent = "";
-  for (const [facet, found] of Object.entries(facets)) {
+  const isWanted = (facet) => facet === "trace" && view() === "trace"; // it comes first, also if there is but one
+  const ordered = Object.entries(facets).sort(([one], [other]) => isWanted(other) - isWanted(one));
+  for (const [facet, found] of ordered) {
     const chosen = new Set(state.getAll(`f.${facet}`));
     const values = found.concat([...chosen].filter((name) => !found.some(([other]) => other === name)).map((name) => [name, 0]));
-    if (values.length < 2 && !chosen.size) continue;
-    make("h2", FACETS[facet], aside);
+    if (values.length < 2 && !chosen.size && !isWanted(facet)) continue;
+    make("h2", facetName(facet), aside);
     const list = make("ul", "", aside);
     list.dataset.facet = facet;
     for (const [name, weight] of values) {
@@ -265,6 +272,7 @@ function fillFacets(facets, shown) {
       box.addEventListener("change", () => {
         box.checked ? chosen.add(name) : chosen.delete(name);
         state.delete(`f.${facet}`);
+        if (facet === "trace") state.delete("f.span_id");
         for (const each of chosen) state.append(`f.${facet}`, each);
         set({});
         show();
@@ -309,6 +317,49 @@ function fillTop(shown) {
   byId("found").textContent = state.get("q") ? `${shown.functions.toLocaleString()} functions found`
     + (shown.isPart ? " among the heaviest 500" : "") : "";
   byId("out").hidden = byId("focus").hidden = true;
+}
+
+// The spans of the one trace that is chosen; null if there is not one.
+function askTrace() {
+  const traces = state.getAll("f.trace");
+  return traces.length === 1 ? ask("trace", new URLSearchParams({ trace: traces[0] })) : null;
+}
+
+function fillTrace(trace) {
+  byId("trace").hidden = view() !== "trace";
+  if (view() !== "trace") return;
+  const list = byId("trace").querySelector("ol"), note = byId("trace").querySelector("p");
+  const focused = document.activeElement?.dataset.span, scrolled = list.scrollTop;
+  list.textContent = "";
+  note.textContent = trace ? "" : "Choose one trace in the filters: below are the stacks of all.";
+  if (!trace) return;
+  for (const [id, depth, name, service, start, duration, weight, stacks] of trace.rows) {
+    const row = make("button", "", make("li", "", list));
+    row.type = "button";
+    row.dataset.span = id;
+    const isChosen = state.get("f.span_id") === id;
+    row.setAttribute("aria-pressed", String(isChosen));
+    const title = make("span", name || "(no name)", row);
+    title.style.paddingLeft = `${Math.min(depth, 30) * 12}px`;
+    make("span", ` ${service}`, title).className = "quiet";
+    row.title = clean(`${name} of ${service}, ${amount(duration, "nanoseconds")}`
+      + (stacks.length ? `; stacks that the host profiler saw: ${stacks.slice(0, 20).join(" ")}` : ""));
+    const bar = make("span", "", make("span", "", row));
+    bar.parentElement.className = "track";
+    bar.className = "span";
+    bar.style.left = `${(100 * start) / (trace.duration || 1)}%`;
+    bar.style.width = `${(100 * duration) / (trace.duration || 1)}%`;
+    const seen = stacks.length ? `, ${stacks.length} on host` : "";
+    make("span", `${weight ? amount(weight, trace.unit) : "no samples"}${seen}`, row).className = "number";
+    row.addEventListener("click", () => { set({ "f.span_id": isChosen ? "" : id, zoom: "" }); show(); });
+    if (id === focused) row.focus();
+  }
+  list.scrollTop = scrolled;
+  const more = trace.spans - trace.rows.length;
+  note.textContent = !trace.spans ? "No span of this trace was received: let the service send its spans to the same place."
+    : `${trace.spans.toLocaleString()} spans, ${amount(trace.duration, "nanoseconds")}. A click shows the stacks of one span.`
+      + (more ? ` ${more.toLocaleString()} later ones are not shown.` : "")
+      + (trace.rest ? ` ${amount(trace.rest, trace.unit)} outside of these spans.` : "");
 }
 
 let marked = null; // the stretch of buckets that is being dragged over, or chosen with keys

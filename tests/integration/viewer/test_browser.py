@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, Page, run_browser
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
-from saved_samples import append, sample_line, span_line
+from saved_samples import TRACE, append, sample_line, span_line
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
@@ -40,8 +40,10 @@ HOSTILE = [
 
 def lines() -> Iterator[str]:
     """Two minutes of two services: searches all the time, payments in the second half."""
-    yield span_line("GET /search", SEARCH)
-    yield span_line("POST /checkout", CHECKOUT)
+    yield span_line("GET /search", SEARCH, times_ns=(START_NS, START_NS + 120 * 10**9))
+    yield span_line(
+        "POST /checkout", CHECKOUT, SEARCH, (START_NS + 60 * 10**9, START_NS + 120 * 10**9), ("q83vEg==",) * 3
+    )
     for second in range(120):
         time_ns = START_NS + second * 10**9
         for stack in ([TRIGRAMS, RANK, HANDLE, SERVE], [RANK, HANDLE, SERVE], [QUERY, HANDLE, SERVE])[: 1 + second % 3]:
@@ -215,6 +217,27 @@ def test_two_stretches_are_compared_at_the_same_time_or_the_same_total(page: Pag
     act(page, "document.querySelector('#uncompare').click()")
     assert page.value("document.querySelector('#compared').hidden")
     assert "b.since" not in page.value("location.hash")
+
+
+def test_a_trace_is_a_waterfall_and_a_span_leads_to_its_stacks(page: Page, address: str) -> None:
+    page.open(f"{address}#view=trace")
+    assert "Choose one trace" in shown(page, "#trace")
+    act(page, f"document.querySelector('[data-choice=\"trace {TRACE}\"]').click()")
+    rows = [
+        line.split("\n") for line in page.value("[...document.querySelectorAll('#trace li')].map((li) => li.innerText)")
+    ]
+    assert [(row[0].split()[0:2], row[-1]) for row in rows] == [
+        (["GET", "/search"], "4.00 min"),
+        (["POST", "/checkout"], "1.00 min, 3 on host"),
+    ]
+    assert page.value("document.querySelectorAll('#trace .span')[1].style.left") == "50%"
+    assert "2 spans, 2.00 min" in shown(page, "#trace")
+    assert "2.00 min outside of these spans" in shown(page, "#trace")
+    act(page, "document.querySelectorAll('#trace button')[1].click()")
+    assert names_in(page) == ["all", "uvicorn.server.Server.serve", "billing.pay"]
+    page.keep_picture(SCREENS / "trace.png")
+    act(page, "document.querySelectorAll('#trace button')[1].click()")
+    assert shown(page, "#total") == "7.00 min"
 
 
 def test_search_marks_what_it_finds_and_says_how_much_it_is(page: Page, address: str) -> None:

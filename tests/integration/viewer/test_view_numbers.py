@@ -46,6 +46,12 @@ def test_profiles_have_the_numbers_of_the_report(tmp_path: Path) -> None:
     assert dict(recording.facet_weights(Selection("wall"))["endpoint"]) == {
         name: endpoint["wall_ns"] for name, endpoint in profiles["endpoints"].items() if endpoint["wall_ns"]
     }
+    in_traces = sum(
+        recording.span_weights(Selection("wall", filters=of(trace=trace)))[span]
+        for trace, spans in recording.spans.items()
+        for span in spans
+    )
+    assert in_traces == sum(weight for name, weight in recording.facet_weights(Selection("wall"))["trace"] if name)
     for name, endpoint in profiles["endpoints"].items():
         for value in ("cpu", "wall"):
             own, total = of_functions(recording, Selection(value, filters=of(endpoint=name)))

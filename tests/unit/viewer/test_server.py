@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saved_samples import append, sample_line
+from saved_samples import SPAN, TRACE, append, sample_line, span_line
 from starlette.testclient import TestClient
 
 from splunk_profiler.viewer.answers import Answers
@@ -84,6 +84,26 @@ def test_a_baseline_and_a_function_are_in_the_query(client: TestClient) -> None:
     assert get(client, "/api/flame?value=samples&compare=time&b.until=5000000000")["before"] == 0
     assert get(client, "/api/flame?value=samples&function=shop.rank&file=/srv/shop.py")["total"] == 2
     assert get(client, "/api/flame?value=samples&function=shop.rank&file=/elsewhere.py")["total"] == 0
+
+
+def test_a_trace_has_its_spans_and_what_was_sampled_in_each(client: TestClient, tmp_path: Path) -> None:
+    root = "aaaaaaaaaaaaaaaa"
+    append(tmp_path / "traces.jsonl", span_line("GET /", root, times_ns=(10, 50), host_stacks=("q83vEg==",)))
+    append(tmp_path / "traces.jsonl", span_line("rank", SPAN, parent=root, times_ns=(20, 40)))
+    append(tmp_path / "logs.jsonl", sample_line(span="bbbbbbbbbbbbbbbb"))
+    answer = get(client, f"/api/trace?value=samples&f.span_id={SPAN}&trace={TRACE}")  # all rows keep their weights
+    assert answer == {
+        "unit": "count",
+        "spans": 2,
+        "duration": 40,
+        "rest": 1,
+        "rows": [
+            [root, 0, "GET /", "unknown service", 0, 40, 0, ["q83vEg=="]],
+            [SPAN, 1, "rank", "unknown service", 10, 20, 2, []],
+        ],
+    }
+    assert get(client, f"/api/flame?value=samples&f.trace={TRACE}&f.span_id={SPAN}")["total"] == 2
+    assert get(client, "/api/trace?value=samples&trace=0")["rows"] == []
 
 
 def test_names_without_an_encoding_are_answered(client: TestClient, tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from splunk_profiler.viewer.model import Facets, Frame, Sample, Selection, TopRow, TreeNode, Weighted
+from splunk_profiler.viewer.model import Facets, Frame, Sample, Selection, Span, SpanRow, TopRow, TreeNode, Weighted
 from splunk_profiler.viewer.recording import OTHER, Recording
-from splunk_profiler.viewer.trees import SMALL, call_tree, prune, through, top_table
+from splunk_profiler.viewer.trees import SMALL, call_tree, prune, span_tree, through, top_table
 
 MAIN, SEARCH, RANK = Frame(0, 1), Frame(1, 20), Frame(2, 30)
 STACKS = [Weighted((MAIN, SEARCH), 3), Weighted((MAIN, SEARCH, RANK), 5), Weighted((MAIN, RANK), 1), Weighted((), 1)]
@@ -17,7 +17,7 @@ def recording(*samples: tuple[int, str, str, dict[str, int]]) -> Recording:
     found.units.update(cpu="nanoseconds", inuse_space="bytes")
     stack = found.stack_id((Frame(found.function_id("main", "main.py", "application"), 1),))
     for time_ns, process, endpoint, weights in samples:
-        facets = Facets("shop", process, endpoint, "main", "application", "running", "")
+        facets = Facets("shop", "", process, endpoint, "main", "application", "running", "", "")
         if "inuse_space" in weights:
             found.note_heap(process, time_ns)
         found.add(Sample(time_ns, stack, found.facets_id(facets), weights))
@@ -131,3 +131,29 @@ def test_memory_that_the_last_profile_lacks_is_freed_whatever_is_chosen() -> Non
     assert found.weighted(Selection("inuse_space")) == []
     assert sum(each.weight for each in found.weighted(Selection("inuse_space", until_ns=20))) == 100
     assert found.timeline(Selection("inuse_space"), "endpoint", 2).series[0].weights == [100, 0]
+
+
+def span(name: str, parent: str = "", start_ns: int = 0) -> Span:
+    return Span(name, parent, name, "shop", start_ns, start_ns + 1, ())
+
+
+def test_spans_come_below_their_parents_by_their_start() -> None:
+    spans = [
+        span("late", "root", 5),
+        span("leaf", "late", 6),
+        span("early", "root", 2),
+        span("root"),
+        span("lost", "?", 3),
+    ]
+    assert [(row.depth, row.span.name) for row in span_tree(spans)] == [
+        (0, "root"),
+        (1, "early"),
+        (1, "late"),
+        (2, "leaf"),
+        (0, "lost"),
+    ]
+
+
+def test_spans_that_are_their_own_parents_are_shown_once() -> None:
+    spans = [span("one", "two", 1), span("two", "one", 2), span("self", "self", 3)]
+    assert span_tree(spans) == [SpanRow(0, spans[0]), SpanRow(1, spans[1]), SpanRow(0, spans[2])]
