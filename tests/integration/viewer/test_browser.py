@@ -7,7 +7,9 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import CHROMIUM, Page, run_browser
@@ -16,6 +18,7 @@ from saved_samples import TRACE, append, sample_line, span_line
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
+AXE = (files("axe_core_python") / "axe.min.js").read_text("utf-8")
 SCREENS = ROOT / "build" / "screens"
 START_NS = 1_790_000_000 * 10**9
 SEARCH, CHECKOUT = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
@@ -238,6 +241,28 @@ def test_a_trace_is_a_waterfall_and_a_span_leads_to_its_stacks(page: Page, addre
     page.keep_picture(SCREENS / "trace.png")
     act(page, "document.querySelectorAll('#trace button')[1].click()")
     assert shown(page, "#total") == "7.00 min"
+
+
+LOOKS: dict[str, dict[str, Any]] = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390}}
+VIEWS = {
+    "flame": "",
+    "zoomed": "function=shop.app.search&file=/srv/shop/app.py&q=rank",
+    "inverted": "view=inverted",
+    "top": "view=top",
+    "compared": "view=top&compare=share&b.f.service=shop",
+    "trace": f"view=trace&f.trace={TRACE}&f.span_id={CHECKOUT}",
+    "empty": "f.service=none",
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_page_keeps_the_rules_of_accessibility(page: Page, address: str, look: str, view: str) -> None:
+    page.open(f"{address}#{VIEWS[view]}", **LOOKS[look])
+    page.value(AXE)
+    found = page.value("axe.run().then((result) => result.violations)")
+    assert not [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found]
+    page.keep_picture(SCREENS / f"{view}_{look}.png")
 
 
 def test_search_marks_what_it_finds_and_says_how_much_it_is(page: Page, address: str) -> None:
