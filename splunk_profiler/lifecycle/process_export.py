@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ class ProcessExport(StreamOutput):
 
     has_own_process = True
 
-    def __init__(self, connection: ExporterConnection) -> None:
+    def __init__(self, connection: ExporterConnection, clock: Callable[[], float] = time.monotonic) -> None:
         self._connection = connection
+        self._clock = clock
         self._generation = self._connection.generation
         self._cpu_ns = 0
         self._first_failure_s: float | None = None  # since the first send, which has had no success yet
@@ -53,7 +55,7 @@ class ProcessExport(StreamOutput):
         since_s = self._first_failure_s
         if self._refusal:
             return self._refusal
-        if self._has_sent or since_s is None or time.monotonic() - since_s < _FALLBACK_AFTER_S:
+        if self._has_sent or since_s is None or self._clock() - since_s < _FALLBACK_AFTER_S:
             return ""
         return self._connection.failure or "it takes no data"
 
@@ -72,9 +74,10 @@ class ProcessExport(StreamOutput):
             self._earlier_counters, self._counters = _add(self._earlier_counters, ended), RecordCounters()
             return False
         is_sent = self._connection.send(data)
-        self._has_sent = self._has_sent or is_sent
+        # Who does not answer may be a child that could not become an exporter, and has not ended yet.
+        self._has_sent = self._has_sent or (is_sent and self._connection.is_trusted)
         if not is_sent and self._first_failure_s is None:
-            self._first_failure_s = time.monotonic()
+            self._first_failure_s = self._clock()
         return is_sent
 
     def stop(self, timeout_s: float) -> None:
