@@ -33,8 +33,11 @@ from splunk_profiler.cli.load import Load
 from splunk_profiler.cli.report import draw
 from splunk_profiler.cli.store import LOGS
 from splunk_profiler.cli.terminal import Terminal, make_console
+from splunk_profiler.cli.view import serve_page, write_page
 from splunk_profiler.config import environment
 from splunk_profiler.system.private_files import make_directory
+from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.reading import LiveFiles
 
 _HOST = "127.0.0.1"
 _REQUIRED_MODULES = ("fastapi", "uvicorn", "opentelemetry.instrumentation.fastapi")
@@ -81,9 +84,15 @@ def demo(seconds: int, workers: int, interval_ms: int, output: Path | None, exam
     draw(analyse(directory), directory, console=console)
     for log in ("service.log", "service-aggregating.log"):
         console.print(f"{(directory / log).resolve()}  (what the service printed)", soft_wrap=True)
-    console.print(f"see it again: splunk-profiler report {directory}", soft_wrap=True)
+    pages = Answers(LiveFiles(directory))
+    write_page(pages, directory / "profile.html")
+    console.print(f"{(directory / 'profile.html').resolve().as_uri()}  (the same in a browser)", soft_wrap=True)
+    console.print(f"see it again: splunk-profiler report {directory}, splunk-profiler view {directory}", soft_wrap=True)
     if set(answers) != {"2xx"}:
         raise CommandError(f"not every request was answered well: {answers}; see {directory / 'service.log'}")
+    if console.is_terminal and sys.stdin.isatty():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        serve_page(pages, "until Ctrl-C it is shown at")
 
 
 def _exit_on_signal(number: int, _frame: Any) -> NoReturn:

@@ -54,22 +54,41 @@ def view(source: Path, host: str, port: int, allowed: tuple[str, ...], opens: bo
     """
     answers = Answers(LiveFiles(source))
     if file is not None:
-        _write(file, answers.export(Selection(answers.default_value()), "html"))
+        write_page(answers, file)
         print_line(f"saved in {file}")
         return
+    serve_page(answers, f"{source} is shown at", host=host, port=port, allowed=allowed, opens=opens)
+
+
+def serve_page(
+    answers: Answers,
+    title: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allowed: tuple[str, ...] = (),
+    opens: bool = False,
+) -> None:
+    """Print `title` and the address of the page, and answer until Ctrl-C."""
     from splunk_profiler.viewer.server import listen, make_app, own_origins, serve  # noqa: PLC0415  # of the extra `view`
 
     with listen(host, port) as listener:
         actual_port = listener.getsockname()[1]
         address = f"http://{f'[{host}]' if ':' in host else host}:{actual_port}/"
-        print_line(f"{source} is shown at {address}")
+        print_line(f"{title} {address}")
         if opens:
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):
             serve(make_app(answers, own_origins(host, actual_port, allowed)), listener)
 
 
-def _write(file: Path, content: bytes) -> None:
+def write_page(answers: Answers, file: Path) -> None:
+    """Write the page with all data to one file, which only this user can read.
+
+    Raises:
+        CommandError: it cannot be written.
+    """
+    content = answers.export(Selection(answers.default_value()), "html")
     try:
         with open(file, "wb", opener=open_private) as target:  # a path's own has no opener
             make_private(target.fileno())

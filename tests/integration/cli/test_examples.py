@@ -6,10 +6,12 @@ import ast
 import gzip
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +73,8 @@ def test_demo_reports_where_spans_spend_time_in_an_unmodified_service(
     ):
         assert words in ended.stdout
     assert find_open_to_others(tmp_path) == []
+    assert (tmp_path / "profile.html").as_uri() in ended.stdout
+    assert "shop.pricing.rank" in (tmp_path / "profile.html").read_text("utf-8")
     data = report_of(tmp_path)
     assert data["services"].keys() == {"shop"}
     assert data["samples_in_spans"] > 100
@@ -110,6 +114,22 @@ def test_demo_without_publishing_gives_the_reason_and_goes_on(tmp_path: Path) ->
     assert "the demo went on without it: no library that publishes it is loaded" in line
     assert "stack-trace ids" not in ended.stdout
     assert report_of(tmp_path)["transactions_with_stack_traces"] == 0
+
+
+def test_demo_on_a_terminal_ends_with_the_address_of_the_page(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "demo", "--seconds", "1", "--output", str(tmp_path)]
+    env = clean_environment({"COLUMNS": "200", "TERM": "xterm"})
+    with subprocess.Popen(command, env=env, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        printed = b""
+        while (found := re.search(rb"until Ctrl-C it is shown at (http://\S+/)\r", printed)) is None:
+            printed += os.read(ours, 1 << 16)
+        with urllib.request.urlopen(found[1].decode() + "api/overview") as answer:
+            assert json.loads(answer.read())["samples"] > 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 0
+    os.close(ours)
 
 
 @pytest.mark.skipif(not PUBLISHES, reason="the extension is not built")
