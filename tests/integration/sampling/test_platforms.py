@@ -29,7 +29,7 @@ ALL_ON = {
 
 
 APPLICATION = """
-import sys, threading
+import sys, threading, time
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 import splunk_profiler
@@ -37,7 +37,7 @@ trace.set_tracer_provider(TracerProvider())
 assert splunk_profiler.start()
 def works():
     with trace.get_tracer("it").start_as_current_span("work"):
-        while not over.is_set(): sum(range(1000))
+        while not over.is_set() or time.thread_time() < 0.3: sum(range(1000))  # long enough to be sampled
 over = threading.Event()
 thread = threading.Thread(target=works)
 thread.start()
