@@ -48,9 +48,9 @@ def view(source: Path, host: str, port: int, allowed: tuple[str, ...], opens: bo
     splunk-profiler collect --output profiles &
     splunk-profiler view profiles
 
-    SOURCE is the directory of `splunk-profiler collect`, or a file that the OpenTelemetry Collector's file
-    exporter wrote. What is added while the page is open appears on it. Only this machine can read the page, unless
-    --host names another address: there is no password. Ctrl-C ends it.
+    SOURCE is the directory of `splunk-profiler collect`, one of profiles (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY), or a
+    file that the OpenTelemetry Collector's file exporter wrote. What is added while the page is open appears on it.
+    Only this machine can read the page, unless --host names another address: there is no password. Ctrl-C ends it.
     """
     answers = Answers(LiveFiles(source))
     if file is not None:

@@ -1,13 +1,18 @@
-"""Files of OTLP/JSON, one request a line, as `collect` and the OpenTelemetry Collector's file exporter write them."""
+"""Files that can be shown: profiles, and OTLP/JSON, one request a line.
+
+`collect` and the OpenTelemetry Collector's file exporter write the latter.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from splunk_profiler.config.parsers import ProfilerError
 
 PROFILE_SCOPE = "otel.profiling"
+REQUEST_SUFFIXES, PROFILE_SUFFIX = (".jsonl", ".json"), ".pprof"
 UNKNOWN_SPAN = "(span not received)"
 SOURCE, SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
@@ -22,16 +27,18 @@ class SourceError(ProfilerError):
     """Nothing can be read there."""
 
 
-def find_files(path: Path) -> list[Path]:
+def find_files(path: Path, suffixes: Sequence[str] = REQUEST_SUFFIXES) -> list[Path]:
     """Return the files of a directory, or the file that is named.
 
     Raises:
         SourceError: there is none.
     """
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".json"))
+        named = sorted(file for file in path.iterdir() if not file.name.startswith("."))  # those are being written
+        files = [file for file in named if file.suffix in suffixes]
         if not files:
-            raise SourceError(f"{path} holds no .jsonl files; fill it: splunk-profiler collect --output {path}")
+            kinds = " or ".join(suffixes)
+            raise SourceError(f"{path} holds no {kinds} files; fill it: splunk-profiler collect --output {path}")
         return files
     if not path.exists():
         raise SourceError(f"{path} does not exist")

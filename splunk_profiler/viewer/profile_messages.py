@@ -24,6 +24,7 @@ OUTSIDE = "(outside of spans)"
 UNNAMED = "(spans without a name)"
 NOT_SAMPLED = "(not sampled)"
 
+_GZIP = b"\x1f\x8b"
 APPLICATION = "application"
 _PROCESS_PREFIX = "[process]."
 _MAX_MESSAGE_BYTES = 256 << 20  # of an unpacked message: a guard against decompression bombs
@@ -83,12 +84,21 @@ def endpoint_name(stack: list[Place], labels: dict[str, str]) -> str:
 def decode_body(body: str) -> Any:
     """Return the message of a profile; `ProfileError` if it is none."""
     try:
-        unpacked = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        message = unpacked.decompress(base64.b64decode(body, validate=True), _MAX_MESSAGE_BYTES)
-        if not unpacked.eof:
-            raise ProfileError("the profile is cut off, or too large")
-        return ProfileMessage.FromString(message)
-    except (binascii.Error, zlib.error, DecodeError, ValueError) as error:
+        return decode(base64.b64decode(body, validate=True))
+    except binascii.Error as error:
+        raise ProfileError(f"not a profile: {error}") from None
+
+
+def decode(data: bytes) -> Any:
+    """Return the message of a profile, packed by gzip or not; `ProfileError` if it is none."""
+    try:
+        if data.startswith(_GZIP):
+            unpacked = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            data = unpacked.decompress(data, _MAX_MESSAGE_BYTES)
+            if not unpacked.eof:
+                raise ProfileError("the profile is cut off, or too large")
+        return ProfileMessage.FromString(data)
+    except (zlib.error, DecodeError) as error:
         raise ProfileError(f"not a profile: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Files of OTLP/JSON that may still grow, read into a `Recording`: each call reads what has been added.
+"""Profiles, and files of OTLP/JSON that may still grow, read into a `Recording`: each call reads what is new.
 
 A sample's span may end, and be written, after the sample: its name is put in when it is there. Records of selected
 traces are left out, because the samples of all threads include them.
@@ -7,6 +7,7 @@ traces are left out, because the samples of all threads include them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +20,8 @@ from splunk_profiler.viewer.otlp_files import (
     DATA_FORMAT,
     DATA_TYPE,
     PROFILE_SCOPE,
+    PROFILE_SUFFIX,
+    REQUEST_SUFFIXES,
     SNAPSHOT,
     SOURCE,
     UNKNOWN_SPAN,
@@ -34,6 +37,7 @@ from splunk_profiler.viewer.profile_messages import (
     PROFILE_FORMAT,
     Place,
     ProfileError,
+    decode,
     decode_body,
     endpoint_name,
     kind_and_distribution,
@@ -45,6 +49,8 @@ _TEXT_UNITS = {"samples": "count", "wall": "nanoseconds"}
 _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
 # Labels that have a facet of their own, and ids.
 _NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.name", "thread.state", "trace_id"}
+_SUFFIXES = (*REQUEST_SUFFIXES, PROFILE_SUFFIX)
+_PROFILE_NAME = re.compile(r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-[0-9a-f]{8}-\d+(?P<kind>(-[a-z]+)*)\.pprof")
 _HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
 
 
@@ -76,13 +82,14 @@ class LiveFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.version = 0
-        find_files(path)
+        find_files(path, _SUFFIXES)
         self._start()
 
     def _start(self) -> None:
         self.recording = Recording()
         self.unread = 0
         self._read_up_to: dict[Path, tuple[int, int]] = {}  # inode and offset
+        self._read_profiles: set[Path] = set()  # which are never added to; a service removes the oldest
         self._span_names: dict[SpanKey, str] = {}
         self._nameless: dict[SpanKey, list[int]] = {}  # places of samples whose span has not been written yet
 
@@ -99,7 +106,7 @@ class LiveFiles:
             raise SourceError(f"{self.path} cannot be read: {error.strerror}") from None
 
     def _known_files(self) -> list[Path]:
-        files = find_files(self.path)
+        files = find_files(self.path, _SUFFIXES)
         for file, (inode, offset) in self._read_up_to.items():
             status = file.stat() if file.exists() else None
             if status is None or status.st_ino != inode or status.st_size < offset:
@@ -109,6 +116,9 @@ class LiveFiles:
         return files
 
     def _read(self, path: Path) -> None:
+        if path.suffix == PROFILE_SUFFIX:
+            self._read_profile(path)
+            return
         with path.open("rb") as file:
             inode, offset = self._read_up_to.get(path, (path.stat().st_ino, 0))
             file.seek(offset)
@@ -118,6 +128,24 @@ class LiveFiles:
                 if line.strip():
                     self._add_request(line)
                     self.version += 1
+
+    def _read_profile(self, path: Path) -> None:
+        if path in self._read_profiles:
+            return
+        self._read_profiles.add(path)
+        self.version += 1
+        found = _PROFILE_NAME.fullmatch(path.name)
+        if found is not None and found["kind"].endswith(f"-{SNAPSHOT}"):
+            return
+        service, pid = (path.stem, "") if found is None else (found["service"], found["pid"])
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # the oldest are removed
+            return
+        try:
+            self._add_message(_Sender(service, "", f"{service} {pid}".strip()), decode(content))
+        except ValueError:
+            self.unread += 1
 
     def _add_request(self, line: bytes) -> None:
         try:
@@ -156,7 +184,7 @@ class LiveFiles:
         body = str((record.get("body") or {}).get("stringValue", ""))
         try:
             if described.get(DATA_FORMAT) == PROFILE_FORMAT:
-                self._add_profile(sender, body)
+                self._add_message(sender, decode_body(body))
             elif data_type == CPU:
                 self._add_text(sender, record, body, parse_int(described.get("source.event.period")))
         except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
@@ -180,8 +208,7 @@ class LiveFiles:
         weights = {"samples": 1, "wall": period_ms * 1_000_000}
         self._add(parse_int(record.get("timeUnixNano")), places, facets, weights)
 
-    def _add_profile(self, sender: _Sender, body: str) -> None:
-        message = decode_body(body)
+    def _add_message(self, sender: _Sender, message: Any) -> None:
         try:
             texts = list(message.string_table)
             units = {texts[each.type]: texts[each.unit] for each in message.sample_type}

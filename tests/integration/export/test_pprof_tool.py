@@ -22,6 +22,9 @@ from target_process import Target, profiling_settings
 
 from splunk_profiler.formats.pprof import parts
 from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, OriginKind, Profile, Stack
+from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.reading import LiveFiles
+from splunk_profiler.viewer.trees import top_table
 
 pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 
@@ -65,6 +68,21 @@ def test_pprof_shows_the_hottest_functions_by_cpu_by_default(tmp_path: Path) -> 
     }
     assert "Type: cpu" in printed
     assert "Duration: 10s" in printed
+
+
+def test_page_of_view_has_the_same_numbers(tmp_path: Path) -> None:
+    names = written(tmp_path, large_profile(200))
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    recording = files.recording
+    for value in ("cpu", "wall"):
+        shown = {
+            recording.functions[row.function].name: (row.own, row.total)
+            for row in top_table(recording.weighted(Selection(value)))
+        }
+        assert shown == top(
+            pprof(tmp_path, "-top", "-unit=ns", "-nodecount=0", "-nodefraction=0", f"-sample_index={value}", *names)
+        )
 
 
 def test_pprof_shows_amounts_first_for_another_data_type(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
+from profile_factory import small_profile
 from saved_samples import append, sample_line, span_line
 
+from splunk_profiler.formats.pprof import encode_whole
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.reading import LiveFiles
@@ -69,8 +72,27 @@ def test_what_is_no_record_is_counted(tmp_path: Path) -> None:
     assert files.unread == 4
 
 
+def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_path: Path) -> None:
+    whole = encode_whole(small_profile()).gzipped
+    written = "-20261123T101112131Z-77-0a1b2c3d-1"
+    (tmp_path / f"shop-eu{written}.pprof").write_bytes(whole)
+    (tmp_path / f"shop-eu{written}-snapshot.pprof").write_bytes(whole)
+    (tmp_path / "by_hand.pprof").write_bytes(gzip.decompress(whole))
+    (tmp_path / "cut.pprof").write_bytes(whole[:-9])
+    (tmp_path / ".being_written.pprof").write_bytes(whole)
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    wall = sum(each.wall_ns for each in small_profile().aggregates)
+    assert dict(files.recording.facet_weights(Selection("wall"))["process"]) == {"shop-eu 77": wall, "by_hand": wall}
+    assert files.unread == 1
+    version = files.version
+    (tmp_path / "cut.pprof").unlink()
+    files.refresh()
+    assert files.version == version
+
+
 def test_a_source_without_files_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"holds no \.jsonl files"):
+    with pytest.raises(SourceError, match=r"holds no \.jsonl or \.json or \.pprof files"):
         LiveFiles(tmp_path)
     with pytest.raises(SourceError, match="does not exist"):
         LiveFiles(tmp_path / "nothing")
