@@ -6,17 +6,21 @@ Times are text, since JavaScript's numbers do not hold nanoseconds since the epo
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from splunk_profiler.viewer import exports
 from splunk_profiler.viewer.model import Baseline, Selection, Weighted
 from splunk_profiler.viewer.reading import LiveFiles
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.trees import SMALL, call_tree, prune, span_tree, through, top_table
+from splunk_profiler.viewer.trees import SMALL, call_tree, line_weights, prune, span_tree, through, top_table
 
 MAX_FRAMES = 50_000
 _MAX_ROWS = 500
 _MAX_SPANS = 2000
+_LINES_AROUND = 4
+_MAX_SOURCE_BYTES = 4 << 20
 _BUCKETS = 120
 _VALUES_FIRST = ("cpu", "wall", "samples")
 _KINDS = {"application": 1, "library": 2, "standard-library": 3}
@@ -85,6 +89,27 @@ class Answers:
         """Return the weights over time, by a facet."""
         with self._lock:
             return _timeline(self._refreshed(), selection, facet)
+
+    def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
+        """Return the lines of a function with their weights: number, text, own and total.
+
+        The text is empty unless the file is on this machine, and one of Python. Lines around are there without weights.
+        """
+        with self._lock:
+            recording = self._refreshed()
+            place = recording.find_function(*function)
+            weights = line_weights(recording.weighted(selection), place)
+            unit = recording.units.get(selection.value, "count")
+        texts = _read_source(Path(function[1])) if place >= 0 else []
+        numbers = [number for number in weights if number > 0]
+        if texts and numbers:
+            first, last = max(1, numbers[0] - _LINES_AROUND), min(len(texts), numbers[-1] + _LINES_AROUND)
+            numbers = sorted({*numbers, *range(first, min(last, first + _MAX_ROWS) + 1)})
+        rows = [
+            [number, texts[number - 1] if number <= len(texts) else "", *weights.get(number, (0, 0))]
+            for number in numbers
+        ]
+        return {"unit": unit, "total": sum(own for own, _ in weights.values()), "isFound": bool(texts), "rows": rows}
 
     def trace(self, selection: Selection, trace: str) -> dict[str, Any]:
         """Return the spans of a trace, children below their parents, and what was sampled in each.
@@ -170,6 +195,15 @@ class Answers:
     def _refreshed(self) -> Recording:
         self._live.refresh()
         return self._live.recording
+
+
+def _read_source(file: Path) -> list[str]:
+    """Return the lines of a file of Python; none if it is not here, or is something else."""
+    if file.suffix != ".py" or not file.is_file() or file.stat().st_size > _MAX_SOURCE_BYTES:
+        return []
+    with suppress(OSError):
+        return file.read_text("utf-8", "replace").splitlines()
+    return []
 
 
 def _values(recording: Recording) -> list[str]:

@@ -57,6 +57,10 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
     def timeline(request: Request) -> Any:
         return answers.timeline(_selection(request), request.query_params.get("facet", "service"))
 
+    def source(request: Request) -> Any:
+        query = request.query_params
+        return answers.source(_selection(request), (query.get("function", ""), query.get("file", "")))
+
     def trace(request: Request) -> Any:
         return answers.trace(_selection(request), request.query_params.get("trace", ""))
 
@@ -74,6 +78,7 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
         Route("/api/flame", _json(flame)),
         Route("/api/top", _json(top)),
         Route("/api/timeline", _json(timeline)),
+        Route("/api/source", _json(source)),
         Route("/api/trace", _json(trace)),
         Route("/api/export", export),
         Route("/", _page("index.html")),

@@ -99,6 +99,18 @@ def _sum_functions(stacks: Iterable[Weighted], lines: dict[int, int]) -> tuple[C
     return own, total
 
 
+def line_weights(stacks: Iterable[Weighted], function: int) -> dict[int, tuple[int, int]]:
+    """Return the weights of the lines of a function, by number: at the leaf, and anywhere, recursion counted once."""
+    own: Counter[int] = Counter()
+    total: Counter[int] = Counter()
+    for stack, weight in stacks:
+        for line in {frame.line for frame in stack if frame.function == function}:
+            total[line] += weight
+        if stack and stack[-1].function == function:
+            own[stack[-1].line] += weight
+    return {line: (own[line], total[line]) for line in sorted(total)}
+
+
 def span_tree(spans: Iterable[Span]) -> list[SpanRow]:
     """Return spans by their start, children below their parent; those whose parent is not there are roots."""
     by_id = {span.id: span for span in sorted(spans, key=lambda span: span.start_ns)}

@@ -76,7 +76,7 @@ function selection(more = {}) {
 function moreOf(more) {
   const all = new URLSearchParams(more);
   for (const [name, text] of state) {
-    const isOfGraph = (name === "function" || name === "file") && isGraph();
+    const isOfGraph = (name === "function" || name === "file") && (isGraph() || view() === "source");
     if (name === "compare" || name.startsWith("b.") || isOfGraph) all.append(name, text);
   }
   return all;
@@ -118,13 +118,16 @@ async function show() {
     byId("empty").textContent = "No samples yet. Point a profiled service at the collector that writes this directory; "
       + "if none come, `splunk-profiler doctor` says why.";
     byId("empty").hidden = !isEmpty;
-    for (const id of ["flame", "top"]) byId(id).hidden = isEmpty || (id === "top") !== (view() === "top");
+    const isTable = view() === "top" || view() === "source";
+    for (const [id, isShown] of [["flame", !isTable], ["top", view() === "top"], ["source-lines", view() === "source"]]) {
+      byId(id).hidden = isEmpty || !isShown;
+    }
     fillHead();
     if (!isEmpty) {
       const facet = state.get("by") || "service";
       const [line, facets] = await Promise.all([ask("timeline", new URLSearchParams({ facet })), ask("facets")]);
       const trace = view() === "trace" ? await askTrace() : null;
-      const shown = view() === "top" ? await ask("top", moreOf({ search: state.get("q") || "" }))
+      const shown = view() === "source" ? await ask("source", moreOf({})) : view() === "top" ? await ask("top", moreOf({ search: state.get("q") || "" }))
         : await ask("flame", moreOf({ inverted: view() === "inverted" ? "1" : "0" }));
       if (question !== asked) return;
       timeline = line;
@@ -133,6 +136,7 @@ async function show() {
       fillFacets(facets.facets, shown);
       byId("total").textContent = amount(shown.total, shown.unit);
       if (view() === "top") fillTop(shown);
+      else if (view() === "source") fillSource(shown);
       else showFlame(shown);
       if (!shown.total) {
         byId("empty").textContent = "Nothing in this selection: choose another value, a longer time or fewer filters.";
@@ -197,8 +201,8 @@ function fillNotices() {
       + `${chosen("b.") ? `, ${chosen("b.")}` : ""}: now choose another time or other filters.`);
     byId("scale").value = state.get("compare");
   }
-  byId("only").hidden = !state.get("function") || !isGraph();
-  byId("only").querySelector("span").textContent = clean(`${view() === "inverted" ? "Who calls" : "What is called by"} `
+  byId("only").hidden = !state.get("function") || !(isGraph() || view() === "source");
+  byId("only").querySelector("span").textContent = view() === "source" ? clean(state.get("function") ?? "") : clean(`${view() === "inverted" ? "Who calls" : "What is called by"} `
     + `${state.get("function")}; the other way: ${view() === "inverted" ? "Flame graph" : "Inverted"}.`);
 }
 
@@ -229,6 +233,7 @@ function fillHead() {
   for (const button of document.querySelectorAll("[data-view]")) {
     button.setAttribute("aria-pressed", String(button.dataset.view === view()));
     if (button.dataset.view === "trace") button.hidden = Boolean(saved);
+    if (button.dataset.view === "source") button.hidden = Boolean(saved) || !state.get("function");
   }
   byId("exports").hidden = byId("follow-label").hidden = Boolean(saved);
   for (const link of document.querySelectorAll("[data-format]")) {
@@ -316,6 +321,21 @@ function fillTop(shown) {
   byId("more").textContent = rest > 0 ? `and ${rest.toLocaleString()} more functions: search for them` : "";
   byId("found").textContent = state.get("q") ? `${shown.functions.toLocaleString()} functions found`
     + (shown.isPart ? " among the heaviest 500" : "") : "";
+  byId("out").hidden = byId("focus").hidden = true;
+}
+
+function fillSource(shown) {
+  const body = byId("source-lines").querySelector("tbody");
+  body.textContent = "";
+  byId("source-lines").querySelector("p").textContent = clean(state.get("file") || "")
+    + (shown.isFound ? "" : ": this file is not on the machine of the viewer");
+  for (const [number, text, own, total] of shown.rows) {
+    const row = make("tr", "", body);
+    make("td", String(number), row).className = "number";
+    make("td", text.replaceAll("\t", "    "), row);
+    for (const weight of [own, total]) make("td", weight ? amount(weight, shown.unit) : "", row).className = "number";
+  }
+  byId("found").textContent = "";
   byId("out").hidden = byId("focus").hidden = true;
 }
 
@@ -478,7 +498,7 @@ function listen() {
   byId("compare").addEventListener("click", compare);
   byId("uncompare").addEventListener("click", endComparison);
   byId("scale").addEventListener("change", (event) => { set({ compare: event.target.value }); show(); });
-  byId("all").addEventListener("click", () => { set({ function: "", file: "", zoom: "" }); show(); });
+  byId("all").addEventListener("click", () => { set({ function: "", file: "", zoom: "", ...(view() === "source" && { view: "" }) }); show(); });
   byId("focus").addEventListener("click", () => focusOn(graph.zoomed.name, graph.zoomed.file));
   for (const button of document.querySelectorAll("[data-view]")) {
     button.addEventListener("click", () => { set({ view: button.dataset.view, zoom: "" }); show(); });

@@ -189,7 +189,11 @@ def test_a_function_leads_to_its_callees_and_its_callers(page: Page, address: st
     act(page, "document.querySelector('[data-view=inverted]').click()")
     assert names_in(page) == ["all", "shop.ranking.rank", "shop.app.search", "uvicorn.server.Server.serve"]
     assert "Who calls shop.ranking.rank" in shown(page, "#only")
+    act(page, "document.querySelector('[data-view=source]').click()")
+    assert "/srv/shop/ranking.py: this file is not on the machine" in shown(page, "#source-lines")
+    assert shown(page, "#source-lines tbody tr").split("\t")[0::3] == ["31", "3.33 min"]
     act(page, "document.querySelector('#all').click()")
+    assert page.value("view()") == "flame"
     assert page.value("document.querySelector('#only').hidden")
     click_frame(page, "shop.database.candidates")
     act(page, "document.querySelector('#focus').click()")
@@ -249,6 +253,7 @@ VIEWS = {
     "zoomed": "function=shop.app.search&file=/srv/shop/app.py&q=rank",
     "inverted": "view=inverted",
     "top": "view=top",
+    "source": "view=source&function=shop.ranking.rank&file=/srv/shop/ranking.py",
     "compared": "view=top&compare=share&b.f.service=shop",
     "trace": f"view=trace&f.trace={TRACE}&f.span_id={CHECKOUT}",
     "empty": "f.service=none",

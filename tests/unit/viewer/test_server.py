@@ -106,6 +106,22 @@ def test_a_trace_has_its_spans_and_what_was_sampled_in_each(client: TestClient, 
     assert get(client, "/api/trace?value=samples&trace=0")["rows"] == []
 
 
+def test_source_is_of_files_of_python_that_are_in_the_profiles(client: TestClient, tmp_path: Path) -> None:
+    code, secret = tmp_path / "shop.py", tmp_path / "shadow"
+    for file in (code, secret):
+        file.write_text("".join(f"line {number}\n" for number in range(1, 30)), "utf-8")
+        append(tmp_path / "logs.jsonl", sample_line(f"own.{file.stem}({file}:7)", f"own.{file.stem}({file}:9)"))
+    answer = get(client, f"/api/source?value=samples&function=own.shop&file={code}")
+    assert answer["rows"][0] == [3, "line 3", 0, 0]
+    assert [row for row in answer["rows"] if row[3]] == [[7, "line 7", 1, 1], [9, "line 9", 0, 1]]
+    assert answer["rows"][-1][0] == 13
+    assert answer["isFound"]
+    hidden = get(client, f"/api/source?value=samples&function=own.shadow&file={secret}")
+    assert hidden["rows"] == [[7, "", 1, 1], [9, "", 0, 1]]
+    assert not hidden["isFound"]
+    assert get(client, f"/api/source?value=samples&function=unknown&file={code}")["rows"] == []
+
+
 def test_names_without_an_encoding_are_answered(client: TestClient, tmp_path: Path) -> None:
     append(tmp_path / "logs.jsonl", sample_line(service="\udcff"))
     assert [[name for name, _ in get(client, "/api/facets?value=samples")["facets"]["service"]]][0][-1] == "\udcff"

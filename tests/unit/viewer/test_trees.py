@@ -6,7 +6,7 @@ import pytest
 
 from splunk_profiler.viewer.model import Facets, Frame, Sample, Selection, Span, SpanRow, TopRow, TreeNode, Weighted
 from splunk_profiler.viewer.recording import OTHER, Recording
-from splunk_profiler.viewer.trees import SMALL, call_tree, prune, span_tree, through, top_table
+from splunk_profiler.viewer.trees import SMALL, call_tree, line_weights, prune, span_tree, through, top_table
 
 MAIN, SEARCH, RANK = Frame(0, 1), Frame(1, 20), Frame(2, 30)
 STACKS = [Weighted((MAIN, SEARCH), 3), Weighted((MAIN, SEARCH, RANK), 5), Weighted((MAIN, RANK), 1), Weighted((), 1)]
@@ -78,6 +78,12 @@ def test_stacks_are_cut_at_the_outermost_call_of_a_function() -> None:
     ]
     assert [each.weight for each in through(stacks, 2, callers=True)] == [2, 5, 1]
     assert through(stacks, 2, callers=True)[2].stack == (MAIN, RANK)
+
+
+def test_lines_of_a_function_count_once_in_each_stack() -> None:
+    other = Frame(1, 25)
+    stacks = [Weighted((SEARCH, other, SEARCH), 2), Weighted((SEARCH, RANK), 3), Weighted((MAIN,), 1)]
+    assert line_weights(stacks, 1) == {20: (2, 5), 25: (0, 2)}
 
 
 def test_recursion_counts_once_in_the_top_table() -> None:
