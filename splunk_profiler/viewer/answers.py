@@ -199,10 +199,9 @@ class Answers:
 
 def _read_source(file: Path) -> list[str]:
     """Return the lines of a file of Python; none if it is not here, or is something else."""
-    if file.suffix != ".py" or not file.is_file() or file.stat().st_size > _MAX_SOURCE_BYTES:
-        return []
     with suppress(OSError):
-        return file.read_text("utf-8", "replace").splitlines()
+        if file.suffix == ".py" and file.is_file() and file.stat().st_size <= _MAX_SOURCE_BYTES:
+            return file.read_text("utf-8", "replace").splitlines()
     return []
 
 

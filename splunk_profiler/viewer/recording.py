@@ -107,7 +107,9 @@ class Recording:
         return [Weighted(self.stacks[stack], weight) for stack, weight in weights.items() if weight]
 
     def duration_ns(self, selection: Selection) -> int:
-        """Return how long a selection is."""
+        """Return how long a selection is; 1 for what is in use, which does not grow with time."""
+        if selection.value.startswith(IN_USE):
+            return 1
         since_ns = self.since_ns if selection.since_ns is None else selection.since_ns
         until_ns = self.until_ns if selection.until_ns is None else selection.until_ns
         return max(1, until_ns - since_ns)

@@ -80,6 +80,13 @@ def test_stacks_are_cut_at_the_outermost_call_of_a_function() -> None:
     assert through(stacks, 2, callers=True)[2].stack == (MAIN, RANK)
 
 
+def test_what_is_in_use_is_not_scaled_by_time() -> None:
+    found = recording((100, "7", "", {"cpu": 1}), (300, "7", "", {"inuse_space": 1}))
+    assert found.duration_ns(Selection("cpu")) == 201
+    assert found.duration_ns(Selection("cpu", 150, 250)) == 100
+    assert found.duration_ns(Selection("inuse_space", 150, 250)) == 1
+
+
 def test_lines_of_a_function_count_once_in_each_stack() -> None:
     other = Frame(1, 25)
     stacks = [Weighted((SEARCH, other, SEARCH), 2), Weighted((SEARCH, RANK), 3), Weighted((MAIN,), 1)]
