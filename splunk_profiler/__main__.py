@@ -33,6 +33,7 @@ VERBS = {
 TOOLS = {
     "rich": ("rich", "tools"),
     "elftools": ("pyelftools", "tools"),
+    "numpy": ("numpy", "view"),
     "starlette": ("starlette", "view"),
     "uvicorn": ("uvicorn", "view"),
 }

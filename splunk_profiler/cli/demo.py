@@ -37,7 +37,7 @@ from splunk_profiler.cli.view import serve_page, write_page
 from splunk_profiler.config import environment
 from splunk_profiler.system.private_files import make_directory
 from splunk_profiler.viewer.answers import Answers
-from splunk_profiler.viewer.reading import LiveFiles
+from splunk_profiler.viewer.live_files import LiveFiles
 
 _HOST = "127.0.0.1"
 _REQUIRED_MODULES = ("fastapi", "uvicorn", "opentelemetry.instrumentation.fastapi")

@@ -16,8 +16,8 @@ from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.system.private_files import make_private, open_private
 from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Selection
-from splunk_profiler.viewer.reading import LiveFiles
 
 
 @click.command()

@@ -10,11 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from splunk_profiler.viewer import exports
-from splunk_profiler.viewer.model import Baseline, Selection, Weighted
-from splunk_profiler.viewer.reading import LiveFiles
+from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.model import TRACE, Baseline, Function, Selection
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.trees import SMALL, call_tree, line_weights, prune, span_tree, through, top_table
+from splunk_profiler.viewer.stacks import Numbers
+from splunk_profiler.viewer.trees import SMALL, call_tree, line_weights, span_tree, top_table
 
 MAX_FRAMES = 50_000
 _MAX_ROWS = 500
@@ -37,12 +40,13 @@ class Answers:
         """Return the values that there are, the time, and what was read."""
         with self._lock:
             recording = self._refreshed()
+            since_ns, until_ns = recording.period_ns()
             return {
                 "values": [{"name": name, "unit": recording.units[name]} for name in _values(recording)],
                 "facets": recording.facet_names(),
-                "since": str(recording.since_ns),
-                "until": str(recording.until_ns),
-                "samples": len(recording.samples),
+                "since": str(since_ns),
+                "until": str(until_ns),
+                "samples": recording.count(),
                 "source": str(self._live.path),
                 "version": self._live.version,
                 "unread": self._live.unread,
@@ -98,7 +102,7 @@ class Answers:
         with self._lock:
             recording = self._refreshed()
             place = recording.find_function(*function)
-            weights = line_weights(recording.weighted(selection), place)
+            weights = line_weights(recording.stacks, recording.weights(selection), place)
             unit = recording.units.get(selection.value, "count")
         texts = _read_source(Path(function[1])) if place >= 0 else []
         numbers = [number for number in weights if number > 0]
@@ -119,7 +123,7 @@ class Answers:
         """
         filters = {name: values for name, values in selection.filters.items() if name != "span_id"}
         whole = Selection(
-            selection.value, selection.since_ns, selection.until_ns, {**filters, "trace": frozenset({trace})}
+            selection.value, selection.since_ns, selection.until_ns, {**filters, TRACE: frozenset({trace})}
         )
         with self._lock:
             recording = self._refreshed()
@@ -154,7 +158,7 @@ class Answers:
             return exports.html(self._everything(selection)).encode(errors="replace")
         with self._lock:
             recording = self._refreshed()
-            stacks, functions = recording.weighted(selection), recording.functions
+            stacks, functions = list(recording.stacks.weighted(recording.weights(selection))), recording.functions
             unit = recording.units.get(selection.value, "count")
         if form == "folded":
             return exports.folded(stacks, functions).encode(errors="replace")
@@ -207,8 +211,7 @@ def _read_source(file: Path) -> list[str]:
 
 def _values(recording: Recording) -> list[str]:
     """Return the values that any sample has, the usual ones first."""
-    found = {name for sample in recording.samples for name in sample.weights}
-    return sorted(found, key=lambda name: (*(name != first for first in _VALUES_FIRST), name))
+    return sorted(recording.values, key=lambda name: (*(name != first for first in _VALUES_FIRST), name))
 
 
 def _flame(
@@ -218,53 +221,61 @@ def _flame(
     baseline: Baseline | None = None,
     function: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
-    stacks = recording.weighted(selection)
-    before, scale = _before(recording, selection, stacks, baseline)
-    if function is not None:
-        place = recording.find_function(*function)
-        stacks, before = (through(each, place, callers=inverted) for each in (stacks, before))
-    nodes = prune(call_tree(stacks, inverted=inverted, before=before), MAX_FRAMES)
+    weights = recording.weights(selection)
+    before, scale = _before(recording, selection, weights, baseline)
+    tree = call_tree(
+        recording.stacks,
+        weights,
+        inverted=inverted,
+        before=before,
+        function=None if function is None else recording.find_function(*function),
+        max_nodes=MAX_FRAMES,
+    )
+    tree = tree._replace(before=tree.before * scale)
+    columns = [each[1:].astype(np.int64).tolist() for each in tree]
     texts: dict[str, int] = {}
-    frames = []
-    for node in nodes[1:]:
-        name, file, kind = ("(small)", "", "") if node.function == SMALL else recording.functions[node.function]
-        text_places = [texts.setdefault(text, len(texts)) for text in (name, file)]
-        frame = [node.parent, *text_places, node.line, _KINDS.get(kind, 0), node.total, node.own]
-        frames.append(frame if baseline is None else [*frame, round(node.before * scale)])
+    places = {}
+    for place in set(columns[1]):
+        name, file, kind = Function("(small)", "", "") if place == SMALL else recording.functions[place]
+        places[place] = tuple(texts.setdefault(text, len(texts)) for text in (name, file)), _KINDS.get(kind, 0)
+    frames = [
+        [parent, *places[place][0], line, places[place][1], *sums]
+        for parent, place, line, *sums in zip(*columns[: 5 if baseline is None else 6], strict=True)
+    ]
     unit = recording.units.get(selection.value, "count")
-    answer = {"unit": unit, "total": nodes[0].total, "texts": list(texts), "frames": frames}
-    return answer if baseline is None else {**answer, "before": round(nodes[0].before * scale)}
+    answer = {"unit": unit, "total": int(tree.total[0]), "texts": list(texts), "frames": frames}
+    return answer if baseline is None else {**answer, "before": round(tree.before[0])}
 
 
 def _before(
-    recording: Recording, selection: Selection, stacks: list[Weighted], baseline: Baseline | None
-) -> tuple[list[Weighted], float]:
-    """Return the stacks of the baseline, none without one, and the factor of their weights."""
+    recording: Recording, selection: Selection, weights: Numbers, baseline: Baseline | None
+) -> tuple[Numbers | None, float]:
+    """Return the weights of the baseline, and the factor by which they are to be scaled."""
     if baseline is None:
-        return [], 1
-    before = recording.weighted(baseline.selection)
+        return None, 1
+    before = recording.weights(baseline.selection)
     if baseline.by == "time":
         return before, recording.duration_ns(selection) / recording.duration_ns(baseline.selection)
     if baseline.by == "share":
-        return before, sum(each.weight for each in stacks) / (sum(each.weight for each in before) or 1)
+        return before, weights.sum() / (before.sum() or 1)
     raise ValueError(f"there is no comparison by {baseline.by}: it is time or share")
 
 
 def _top(recording: Recording, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
-    stacks = recording.weighted(selection)
-    before, scale = _before(recording, selection, stacks, baseline)
+    weights = recording.weights(selection)
+    before, scale = _before(recording, selection, weights, baseline)
     sought = search.casefold()
     rows = []
     matches = 0
-    for row in top_table(stacks, before, scale):
+    for row in top_table(recording.stacks, weights, before, scale):
         name, file, kind = recording.functions[row.function]
         if sought in name.casefold() or sought in file.casefold():
             matches += 1
             if matches <= _MAX_ROWS:
-                cells = [name, file, row.line, _KINDS.get(kind, 0), row.own, row.total]
-                rows.append(cells if baseline is None else [*cells, round(row.own_before), round(row.total_before)])
+                sums = row.own, row.total, *((row.own_before, row.total_before) if baseline else ())
+                rows.append([name, file, row.line, _KINDS.get(kind, 0), *map(round, sums)])
     unit = recording.units.get(selection.value, "count")
-    return {"unit": unit, "total": sum(each.weight for each in stacks), "functions": matches, "rows": rows}
+    return {"unit": unit, "total": round(weights.sum()), "functions": matches, "rows": rows}
 
 
 def _facets(recording: Recording, selection: Selection) -> dict[str, Any]:

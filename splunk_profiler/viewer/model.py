@@ -25,6 +25,10 @@ class Frame(NamedTuple):
     line: int
 
 
+SpanKey = tuple[str, str]  # ids of trace and span
+NO_SPAN: SpanKey = ("", "")
+
+
 class Facets(NamedTuple):
     """Properties that samples can be chosen by; empty where one is not known. See `facet_value`."""
 
@@ -35,13 +39,12 @@ class Facets(NamedTuple):
     thread: str
     code: str  # whose code the leaf of the stack is
     state: str  # running or waiting
-    trace: str
-    span_id: str
     labels: tuple[tuple[str, str], ...] = ()  # all others of a profile that are text
 
 
 LABEL = "label:"  # begins the names of facets that are labels
-FACETS = tuple(name for name in Facets._fields if name not in {"span_id", "labels"})  # those that are shown
+TRACE, SPAN_ID = "trace", "span_id"  # chosen by as well: they are not facets, since each sample can have others
+FACETS = tuple(name for name in Facets._fields if name != "labels")
 
 
 def facet_value(facets: Facets, name: str) -> str:
@@ -78,6 +81,7 @@ class Sample(NamedTuple):
     stack: int
     facets: int
     weights: dict[str, int]
+    span: SpanKey = NO_SPAN
 
 
 class Weighted(NamedTuple):
@@ -104,18 +108,6 @@ class Baseline(NamedTuple):
     by: str
 
 
-@dataclass(slots=True)
-class TreeNode:
-    """A node of a call tree: all that is below it has `total`, and what ends at it `own`; `before` in the baseline."""
-
-    parent: int
-    function: int
-    line: int
-    total: int = 0
-    own: int = 0
-    before: int = 0
-
-
 class TopRow(NamedTuple):
     """The weight of a function: at the leaf, and anywhere on the stack, recursion counted once.
 
@@ -124,8 +116,8 @@ class TopRow(NamedTuple):
 
     function: int
     line: int
-    own: int
-    total: int
+    own: float
+    total: float
     own_before: float = 0
     total_before: float = 0
 

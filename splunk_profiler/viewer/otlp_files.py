@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from splunk_profiler.config.parsers import ProfilerError
+from splunk_profiler.viewer.model import SpanKey
 
 PROFILE_SCOPE = "otel.profiling"
 REQUEST_SUFFIXES, PROFILE_SUFFIX = (".jsonl", ".json"), ".pprof"
@@ -19,8 +20,6 @@ DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
 DATA_FORMAT = "profiling.data.format"
 
 _INT64_LIMIT = 1 << 63
-
-SpanKey = tuple[str, str]  # ids of trace and span
 
 
 class SourceError(ProfilerError):

@@ -1,13 +1,21 @@
-"""The samples of a source in memory, with equal stacks and facets kept once, and what a selection takes of them."""
+"""The samples of a source, with equal stacks and facets kept once, and what a selection takes of them."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
+
+from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, SpanKeys
 from splunk_profiler.viewer.model import (
     FACETS,
     LABEL,
+    SPAN_ID,
+    TRACE,
     Facets,
     Frame,
     Function,
@@ -16,15 +24,24 @@ from splunk_profiler.viewer.model import (
     Series,
     Span,
     Timeline,
-    Weighted,
     facet_value,
 )
+from splunk_profiler.viewer.stacks import Numbers, Stacks
 
 OTHER = "(other)"
 _MAX_SERIES = 8
 _MAX_VALUES = 100  # of a facet
 _MAX_LABELS = 20  # that are shown as facets
+_MAX_TRACES = 1000  # of each part of a source, that are shown
+_OF_SPANS = frozenset({TRACE, SPAN_ID})
 IN_USE = "inuse_"  # begins values that say what is, not what was added: those of the last profile count
+
+
+class Place(NamedTuple):
+    """Where a sample is that was added."""
+
+    builder: ColumnsBuilder
+    row: int
 
 
 class Recording:
@@ -32,24 +49,26 @@ class Recording:
 
     Attributes:
         units: of each value, in the order in which values were found.
+        values: those that any sample has.
+        stacks: the table of stacks.
         labels: the names of labels that samples have.
         spans: by trace, then by their id.
-        since_ns, until_ns: all samples lie between; 0 if there are none.
+        loaded: samples that were not added one by one.
     """
 
     def __init__(self) -> None:
         self.units: dict[str, str] = {}
+        self.values: set[str] = set()
         self.functions: list[Function] = []
-        self.stacks: list[tuple[Frame, ...]] = []
+        self.stacks = Stacks()
         self.facets: list[Facets] = []
-        self.samples: list[Sample] = []
         self.labels: set[str] = set()
         self.spans: dict[str, dict[str, Span]] = {}
-        self.since_ns = self.until_ns = 0
+        self.loaded: list[Columns] = []
+        self._builders: dict[tuple[str, ...], ColumnsBuilder] = {}
         self._function_ids: dict[tuple[str, str], int] = {}
-        self._stack_ids: dict[tuple[Frame, ...], int] = {}
         self._facet_ids: dict[Facets, int] = {}
-        self._heap_times_ns: dict[str, set[int]] = {}  # by process: of profiles of what is in use
+        self._codes: dict[str, tuple[array[int], dict[str, int]]] = {}
 
     def function_id(self, name: str, file: str, kind: str) -> int:
         """Return the place of a function in the table."""
@@ -64,10 +83,7 @@ class Recording:
 
     def stack_id(self, frames: tuple[Frame, ...]) -> int:
         """Return the place of a stack, root first, in the table."""
-        found = self._stack_ids.setdefault(frames, len(self.stacks))
-        if found == len(self.stacks):
-            self.stacks.append(frames)
-        return found
+        return self.stacks.place(frames)
 
     def facets_id(self, facets: Facets) -> int:
         """Return the place of these facets in the table."""
@@ -79,107 +95,226 @@ class Recording:
 
     def facet_names(self) -> list[str]:
         """Return the names of the facets that are shown."""
-        return [*FACETS, *(LABEL + name for name in sorted(self.labels)[:_MAX_LABELS])]
+        return [*FACETS, TRACE, *(LABEL + name for name in sorted(self.labels)[:_MAX_LABELS])]
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: Sample) -> Place:
         """Add a sample; its values must be in `units`."""
-        self.since_ns = min(self.since_ns or sample.time_ns, sample.time_ns)
-        self.until_ns = max(self.until_ns, sample.time_ns + 1)
-        self.samples.append(sample)
+        names = tuple(sample.weights)
+        builder = self._builders.setdefault(names, ColumnsBuilder(names))
+        self.values.update(name for name, weight in sample.weights.items() if weight)
+        return Place(builder, builder.add(sample))
+
+    def rename_endpoint(self, place: Place, endpoint: str) -> None:
+        """Give a sample another endpoint."""
+        facets = self.facets[place.builder.facets(place.row)]
+        place.builder.set_facets(place.row, self.facets_id(facets._replace(endpoint=endpoint)))
 
     def note_heap(self, process: str, time_ns: int) -> None:
         """Note a profile of what is in use: what it does not have is not in use any more."""
-        self._heap_times_ns.setdefault(process, set()).add(time_ns)
+        facets = self.facets_id(Facets("", "", process, "", "", "", ""))
+        nothing = {name: 0 for name in self.units if name.startswith(IN_USE)}
+        self.add(Sample(time_ns, self.stack_id(()), facets, nothing))
 
-    def select(self, selection: Selection) -> list[Sample]:
-        """Return the samples of a selection; of values that say what is in use, those of each process's last profile.
+    def clear_added(self) -> None:
+        """Forget the samples that were added one by one."""
+        self._builders.clear()
+
+    def columns(self) -> list[Columns]:
+        """Return all samples."""
+        return [*self.loaded, *(builder.built() for builder in self._builders.values())]
+
+    def count(self) -> int:
+        """Return the number of samples, or of aggregates of them."""
+        return sum(map(len, self.columns()))
+
+    def period_ns(self) -> tuple[int, int]:
+        """Return two times between which all samples are; 0 if there are none."""
+        ends = [(int(each.time_ns[0]), int(each.time_ns[-1])) for each in self.columns() if len(each)]
+        return (min(first for first, _ in ends), max(last for _, last in ends) + 1) if ends else (0, 0)
+
+    def weights(self, selection: Selection) -> Numbers:
+        """Return the weight of each stack in a selection.
+
+        Of values that say what is in use, those of each process's last profile count.
 
         Raises:
             ValueError: there is no such facet.
         """
-        return self._only_last(self._chosen(selection), selection, 1 << 63)
-
-    def weighted(self, selection: Selection) -> list[Weighted]:
-        """Return the stacks of a selection with their weights."""
-        weights: Counter[int] = Counter()
-        for sample in self.select(selection):
-            weights[sample.stack] += sample.weights[selection.value]
-        return [Weighted(self.stacks[stack], weight) for stack, weight in weights.items() if weight]
+        sums = np.zeros(len(self.stacks))
+        for columns, rows in self._rows(selection):
+            sums += np.bincount(columns.stack[rows], columns.weights[selection.value][rows], len(sums))
+        return sums
 
     def duration_ns(self, selection: Selection) -> int:
         """Return how long a selection is; 1 for what is in use, which does not grow with time."""
         if selection.value.startswith(IN_USE):
             return 1
-        since_ns = self.since_ns if selection.since_ns is None else selection.since_ns
-        until_ns = self.until_ns if selection.until_ns is None else selection.until_ns
+        first_ns, last_ns = self.period_ns()
+        since_ns = first_ns if selection.since_ns is None else selection.since_ns
+        until_ns = last_ns if selection.until_ns is None else selection.until_ns
         return max(1, until_ns - since_ns)
 
     def facet_weights(self, selection: Selection) -> dict[str, list[tuple[str, int]]]:
-        """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen."""
-        return {name: self._weights_by(name, selection).most_common(_MAX_VALUES) for name in self.facet_names()}
+        """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen.
+
+        Of a source in several parts a trace has its weight in those where it is one of the heaviest thousand.
+
+        Raises:
+            ValueError: there is no such facet.
+        """
+        of_spans = {name: values for name, values in selection.filters.items() if name in _OF_SPANS}
+        by_facets = self._sum_facets(replace(selection, filters=of_spans))
+        weights = {}
+        for name in self.facet_names():
+            others = {other: values for other, values in selection.filters.items() if other != name}
+            found = (
+                self._sum_traces(replace(selection, filters=others))
+                if name == TRACE
+                else self._sum_values(name, by_facets * self._allowed(others))
+            )
+            weights[name] = [(value, round(weight)) for value, weight in found.most_common(_MAX_VALUES)]
+        return weights
 
     def timeline(self, selection: Selection, facet: str, buckets: int) -> Timeline:
-        """Return the weights over the whole time of the recording, by the value of a facet, heaviest first."""
+        """Return the weights over the whole time of the recording, by the value of a facet, heaviest first.
+
+        Raises:
+            ValueError: there is no such facet.
+        """
         self._check_facets({facet})
-        step_ns = max(1, -(-(self.until_ns - self.since_ns) // buckets))
-        whole = Selection(selection.value, self.since_ns, self.until_ns, selection.filters)
-        lines: dict[str, list[int]] = defaultdict(lambda: [0] * buckets)
-        for sample in self._only_last(self._chosen(whole), whole, step_ns):
-            value = facet_value(self.facets[sample.facets], facet)
-            lines[value][(sample.time_ns - self.since_ns) // step_ns] += sample.weights[selection.value]
-        ranked = sorted(lines.items(), key=lambda item: -sum(item[1]))
-        series = [Series(value, weights) for value, weights in ranked[:_MAX_SERIES]]
-        if rest := [weights for _, weights in ranked[_MAX_SERIES:]]:
-            series.append(Series(OTHER, [sum(column) for column in zip(*rest, strict=True)]))
-        return Timeline(self.since_ns, step_ns, series)
-
-    def _weights_by(self, facet: str, selection: Selection) -> Counter[str]:
-        filters = {name: values for name, values in selection.filters.items() if name != facet}
-        others = Selection(selection.value, selection.since_ns, selection.until_ns, filters)
-        weights: Counter[int] = Counter()
-        for sample in self.select(others):
-            weights[sample.facets] += sample.weights[selection.value]
-        by_value: Counter[str] = Counter()
-        for place, weight in weights.items():
-            by_value[facet_value(self.facets[place], facet)] += weight
-        return by_value
-
-    def _chosen(self, selection: Selection) -> list[Sample]:
-        """Return the samples of a selection."""
-        self._check_facets(selection.filters.keys())
-        allowed = [
-            all(facet_value(facets, name) in values for name, values in selection.filters.items())
-            for facets in self.facets
-        ]
-        since_ns = self.since_ns if selection.since_ns is None else selection.since_ns
-        until_ns = self.until_ns if selection.until_ns is None else selection.until_ns
-        return [
-            sample
-            for sample in self.samples
-            if selection.value in sample.weights and since_ns <= sample.time_ns < until_ns and allowed[sample.facets]
-        ]
+        start_ns, end_ns = self.period_ns()
+        step_ns = max(1, -(-(end_ns - start_ns) // buckets))
+        whole = replace(selection, since_ns=None, until_ns=None)
+        sums = (
+            self._sum_traces(whole, step_ns)
+            if facet == TRACE
+            else self._sum_values(facet, self._sum_facets(whole, step_ns))
+        )
+        names = [name for name, _ in sums.most_common(_MAX_SERIES)]
+        cells = np.zeros((len(names) + 1) * buckets)
+        edges = start_ns + step_ns * np.arange(buckets + 1)
+        for columns, rows in self._rows(whole, step_ns):
+            bucket = np.repeat(np.arange(buckets), np.diff(np.searchsorted(columns.time_ns, edges)))[rows]
+            line = self._ranks(columns, facet, names)[rows]
+            cells += np.bincount(line * buckets + bucket, columns.weights[selection.value][rows], len(cells))
+        lines = np.rint(cells).astype(np.int64).reshape(-1, buckets).tolist()
+        series = [Series(*each) for each in zip([*names, OTHER], lines, strict=True)]
+        return Timeline(start_ns, step_ns, series if any(lines[-1]) else series[:-1])
 
     def span_weights(self, selection: Selection) -> Counter[str]:
         """Return the weights of a selection by the id of the span."""
         weights: Counter[str] = Counter()
-        for sample in self.select(selection):
-            weights[self.facets[sample.facets].span_id] += sample.weights[selection.value]
+        for columns, rows in self._rows(selection):
+            sums = np.bincount(columns.span[rows], columns.weights[selection.value][rows])
+            for place in np.flatnonzero(sums).tolist():
+                weights[columns.spans.ids[place].decode()] += round(sums[place])
         return weights
+
+    def _rows(self, selection: Selection, step_ns: int = 0) -> Iterator[tuple[Columns, slice | Numbers]]:
+        """Yield the samples of a selection; of what is in use those of each process's last profile in each step."""
+        allowed = self._allowed(selection.filters)
+        last = self._last_profiles(selection, step_ns) if selection.value.startswith(IN_USE) else None
+        for columns in self.columns():
+            if selection.value not in columns.weights:
+                continue
+            rows = columns.rows_between(selection.since_ns, selection.until_ns)
+            masks = [] if allowed.all() else [allowed[columns.facets[rows]]]
+            if not _OF_SPANS.isdisjoint(selection.filters):
+                masks.append(_allowed_spans(columns.spans, selection.filters)[columns.span[rows]])
+            if last is not None:
+                masks.append(last[self._profile_of(columns, step_ns)[rows]] == columns.time_ns[rows])
+            yield columns, rows.start + np.flatnonzero(np.logical_and.reduce(masks)) if masks else rows
+
+    def _last_profiles(self, selection: Selection, step_ns: int) -> Numbers:
+        """Return when the last profile of each process was, in each step of the selected time."""
+        found = [
+            (self._profile_of(columns, step_ns)[rows], columns.time_ns[rows])
+            for columns in self.columns()
+            if selection.value in columns.weights
+            for rows in [columns.rows_between(selection.since_ns, selection.until_ns)]
+        ]
+        last = np.zeros(max((int(profile.max(initial=0)) for profile, _ in found), default=0) + 1, np.int64)
+        for profile, time_ns in found:
+            np.maximum.at(last, profile, time_ns)
+        return last
+
+    def _profile_of(self, columns: Columns, step_ns: int) -> Numbers:
+        """Return for each sample a number for its process and its step."""
+        processes, names = self._codes_of("process")
+        step = (columns.time_ns - self.period_ns()[0]) // step_ns if step_ns else 0
+        return processes[columns.facets] + len(names) * step
+
+    def _sum_facets(self, selection: Selection, step_ns: int = 0) -> Numbers:
+        sums = np.zeros(len(self.facets))
+        for columns, rows in self._rows(selection, step_ns):
+            sums += np.bincount(columns.facets[rows], columns.weights[selection.value][rows], len(sums))
+        return sums
+
+    def _sum_values(self, facet: str, by_facets: Numbers) -> Counter[str]:
+        codes, names = self._codes_of(facet)
+        sums = np.bincount(codes, by_facets, len(names))
+        return Counter({names[place]: sums[place] for place in np.flatnonzero(sums).tolist()})
+
+    def _sum_traces(self, selection: Selection, step_ns: int = 0) -> Counter[str]:
+        weights: Counter[str] = Counter()
+        for columns, rows in self._rows(selection, step_ns):
+            spans = columns.spans
+            by_span = np.bincount(columns.span[rows], columns.weights[selection.value][rows], len(spans.ids))
+            sums = np.bincount(spans.trace_of, by_span)
+            heaviest = np.argpartition(-sums, _MAX_TRACES)[:_MAX_TRACES] if len(sums) > _MAX_TRACES else slice(None)
+            for trace, weight in zip(spans.traces[heaviest].tolist(), sums[heaviest].tolist(), strict=True):
+                if weight:
+                    weights[trace.decode()] += weight
+        return weights
+
+    def _ranks(self, columns: Columns, facet: str, names: Sequence[str]) -> Numbers:
+        """Return for each sample the place of its value among `names`; their number for others."""
+        places = {name: place for place, name in enumerate(names)}
+        if facet == TRACE:
+            ranks = np.full(len(columns.spans.traces), len(names))
+            for name, place in places.items():
+                ranks[columns.spans.traces == name.encode()] = place
+            return ranks[columns.spans.trace_of][columns.span]
+        codes, values = self._codes_of(facet)
+        return np.array([places.get(value, len(names)) for value in values], np.int64)[codes][columns.facets]
+
+    def _allowed(self, filters: Mapping[str, frozenset[str]]) -> Numbers:
+        """Return for all facets if the filters let them through.
+
+        Raises:
+            ValueError: there is no such facet.
+        """
+        self._check_facets(filters.keys())
+        allowed = np.ones(len(self.facets), bool)
+        for name, wanted in filters.items():
+            if name not in _OF_SPANS:
+                codes, names = self._codes_of(name)
+                allowed &= np.array([value in wanted for value in names], bool)[codes]
+        return allowed
+
+    def _codes_of(self, facet: str) -> tuple[Numbers, list[str]]:
+        """Return the values of a facet, and for all facets the place of theirs."""
+        codes, places = self._codes.get(facet, (array("i"), {}))
+        if facet in FACETS or facet.removeprefix(LABEL) in self.labels:  # names come from outside
+            self._codes[facet] = codes, places
+        for facets in self.facets[len(codes) :]:
+            codes.append(places.setdefault(facet_value(facets, facet), len(places)))
+        return np.array(codes, np.int32), list(places)
 
     @staticmethod
     def _check_facets(names: Collection[str]) -> None:
         for name in names:
-            if name not in FACETS and name != "span_id" and not name.startswith(LABEL):
+            if name not in FACETS and name not in _OF_SPANS and not name.startswith(LABEL):
                 raise ValueError(f"there is no facet {name}")
 
-    def _only_last(self, samples: list[Sample], selection: Selection, step_ns: int) -> list[Sample]:
-        """Return of what is in use each process's last profile in each bucket of the selected time; else all."""
-        if not selection.value.startswith(IN_USE):
-            return samples
-        since_ns, until_ns = selection.since_ns or 0, selection.until_ns or 1 << 63
-        last: dict[tuple[str, int], int] = {}
-        for process, times_ns in self._heap_times_ns.items():
-            for time_ns in sorted(time_ns for time_ns in times_ns if since_ns <= time_ns < until_ns):
-                last[process, (time_ns - self.since_ns) // step_ns] = time_ns
-        keys = [(self.facets[each.facets].process, (each.time_ns - self.since_ns) // step_ns) for each in samples]
-        return [each for key, each in zip(keys, samples, strict=True) if each.time_ns == last.get(key)]
+
+def _allowed_spans(spans: SpanKeys, filters: Mapping[str, frozenset[str]]) -> Numbers:
+    """Return for each span if the filters let it through."""
+    allowed = np.ones(len(spans.ids), bool)
+    for name, ids in ((TRACE, spans.traces), (SPAN_ID, spans.ids)):
+        if name in filters:
+            found = np.zeros(len(ids), bool)
+            for wanted in filters[name]:
+                found |= ids == wanted.encode(errors="replace")
+            allowed &= found[spans.trace_of] if name == TRACE else found
+    return allowed

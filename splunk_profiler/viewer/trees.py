@@ -1,114 +1,184 @@
-"""Trees of weighted stacks and of spans, and the top table. Pure."""
+"""Trees of weighted stacks and of spans, the top table, and the lines of a function. Pure.
+
+Weights are arrays by the stack's place in the table; sums are exact up to 2 to the 53rd.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from splunk_profiler.viewer.model import Span, SpanRow, TopRow, TreeNode, Weighted
+import numpy as np
+
+from splunk_profiler.viewer.model import Span, SpanRow, TopRow
+from splunk_profiler.viewer.stacks import BuiltStacks, Numbers, Stacks
 
 SMALL = -1  # in place of a function: what was pruned
+ALL = 1 << 62  # nodes
 
 
-def call_tree(stacks: Iterable[Weighted], *, inverted: bool = False, before: Iterable[Weighted] = ()) -> list[TreeNode]:
+class Tree(NamedTuple):
+    """The nodes of a call tree, each field an array: all that is below one has `total`, and what ends at it `own`.
+
+    `before` is its total in the baseline.
+    """
+
+    parent: Numbers
+    function: Numbers
+    line: Numbers
+    total: Numbers
+    own: Numbers
+    before: Numbers
+
+    def chosen(self, which: Numbers) -> Tree:
+        """Return the nodes that are True, or in the order of places."""
+        return Tree(*(each[which] for each in self))
+
+
+class _Parts(NamedTuple):
+    """Parts of stacks on the way into a tree, each field an array: those that begin alike are side by side.
+
+    `position` is where one goes on, `left` how many frames are left, `node` what it has reached.
+    """
+
+    position: Numbers
+    left: Numbers
+    weight: Numbers
+    before: Numbers
+    node: Numbers
+
+    def chosen(self, which: Numbers) -> _Parts:
+        """Return those that are True, or in the order of places."""
+        return _Parts(*(each[which] for each in self))
+
+
+def call_tree(
+    stacks: Stacks,
+    weights: Numbers,
+    *,
+    inverted: bool = False,
+    before: Numbers | None = None,
+    function: int | None = None,
+    max_nodes: int = ALL,
+) -> Tree:
     """Return the nodes of a tree, parents before children; the first is the root, without a function.
 
-    Below the root of an inverted tree are the leaves of stacks, and below each its callers. Of `before`, the baseline,
-    are the weights of nodes that the tree has.
+    Args:
+        stacks: the table.
+        weights: of each stack.
+        inverted: below the root are the leaves of stacks, and below each its callers.
+        before: weights of the baseline; nodes that only it has are left out.
+        function: only the parts of stacks from its outermost call on, or up to it if `inverted`.
+        max_nodes: the heaviest stay; the other children of each are summed up in one node `SMALL`.
     """
-    nodes = [TreeNode(-1, SMALL, 0)]
-    children: dict[tuple[int, int], int] = {}
-    for stack, weight in stacks:
-        place = 0
-        nodes[0].total += weight
-        for frame in reversed(stack) if inverted else stack:
-            child = children.setdefault((place, frame.function), len(nodes))
-            if child == len(nodes):
-                nodes.append(TreeNode(place, frame.function, frame.line))
-            place = child
-            nodes[place].total += weight
-        nodes[place].own += weight
-    for stack, weight in before:
-        place = 0
-        nodes[0].before += weight
-        for frame in reversed(stack) if inverted else stack:
-            if (place, frame.function) not in children:
-                break
-            place = children[place, frame.function]
-            nodes[place].before += weight
-    return nodes
+    parts = _parts(stacks, weights, np.zeros_like(weights) if before is None else before, inverted, function)
+    table, step = stacks.built(), -1 if inverted else 1
+    levels = [Tree(*map(np.array, ([-1], [SMALL], [0], [parts.weight.sum()], [0.0], [parts.before.sum()])))]
+    pruned: list[Tree] = []
+    heaviest = levels[0].total
+    level, count = 0, 1  # where the last level begins and ends
+    while True:
+        ended = parts.left == 0
+        own = np.bincount(parts.node[ended] - level, parts.weight[ended], count - level)
+        levels[-1] = levels[-1]._replace(own=own)
+        if ended.all():
+            return _prune(_joined(levels), pruned, max_nodes)
+        parts = parts.chosen(~ended)
+        children, sizes = _children(table.functions[parts.position], table.lines[parts.position], parts)
+        # Of nodes that are lighter than `max_nodes` others none stays, nor what is below them.
+        kept = children.total >= (heaviest.min() if len(heaviest) == max_nodes else 1)
+        levels.append(children.chosen(kept))
+        pruned.append(children.chosen(~kept & (children.total > 0)))
+        heaviest = _heaviest(np.concatenate([heaviest, levels[-1].total]), max_nodes)
+        level, count = count, count + len(levels[-1].total)
+        parts = parts.chosen(np.repeat(kept, sizes))
+        node = np.repeat(np.arange(level, count), sizes[kept])
+        parts = parts._replace(position=parts.position + step, left=parts.left - 1, node=node)
 
 
-def through(stacks: Iterable[Weighted], function: int, *, callers: bool) -> list[Weighted]:
-    """Return the parts of stacks from the outermost call of a function on, or up to it if `callers`."""
-    parts = []
-    for stack, weight in stacks:
-        place = next((place for place, frame in enumerate(stack) if frame.function == function), None)
-        if place is not None:
-            parts.append(Weighted(stack[: place + 1] if callers else stack[place:], weight))
-    return parts
+def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, function: int | None) -> _Parts:
+    """Return the stacks that have any weight, or parts of them."""
+    table = stacks.built()
+    starts, ends = table.starts[:-1], table.starts[1:]
+    order = table.order(inverted)
+    if function is not None:
+        at = np.flatnonzero(table.functions == function)
+        order, first = np.unique(table.stack_of[at], return_index=True)
+        outermost = np.zeros(len(stacks), np.int64)
+        outermost[order] = at[first]
+        starts, ends = (starts, outermost + 1) if inverted else (outermost, ends)
+    order = order[(weights[order] != 0) | (before[order] != 0)]
+    position = (ends - 1 if inverted else starts)[order]
+    parts = _Parts(position, (ends - starts)[order], weights[order], before[order], np.zeros(len(order), np.int64))
+    return parts if function is None else parts.chosen(table.sort(parts.position, parts.left, inverted))
 
 
-def prune(nodes: list[TreeNode], max_nodes: int) -> list[TreeNode]:
-    """Keep the heaviest nodes, and sum up their other children in one node `SMALL` each."""
-    if len(nodes) <= max_nodes:
-        return nodes
-    ranked = sorted(range(1, len(nodes)), key=lambda place: (-nodes[place].total, place))
-    kept = {0, *ranked[: max_nodes - 1]}  # no child is heavier than its parent, nor does it come before it
-    places: dict[int, int] = {}
-    result: list[TreeNode] = []
-    small: dict[int, TreeNode] = {}
-    for place, node in enumerate(nodes):
-        if place in kept:
-            places[place] = len(result)
-            result.append(replace(node, parent=places.get(node.parent, -1)))
-        elif node.parent in kept:
-            parent = places[node.parent]
-            rest = small.setdefault(parent, TreeNode(parent, SMALL, 0))
-            rest.total += node.total
-            rest.own += node.total
-            rest.before += node.before
-    return [*result, *small.values()]
+def _children(functions: Numbers, lines: Numbers, parts: _Parts) -> tuple[Tree, Numbers]:
+    """Return the nodes that the parts reach next, and how many parts each has."""
+    changes = np.ones(len(functions), bool)
+    changes[1:] = (functions[1:] != functions[:-1]) | (parts.node[1:] != parts.node[:-1])
+    first = np.flatnonzero(changes)
+    total, before = np.add.reduceat(parts.weight, first), np.add.reduceat(parts.before, first)
+    nodes = Tree(parts.node[first], functions[first], lines[first], total, total, before)
+    return nodes, np.diff(first, append=len(functions))
 
 
-def top_table(stacks: Iterable[Weighted], before: Iterable[Weighted] = (), scale: float = 1) -> list[TopRow]:
+def _heaviest(totals: Numbers, max_nodes: int) -> Numbers:
+    return totals if len(totals) <= max_nodes else np.partition(totals, -max_nodes)[-max_nodes:]
+
+
+def _joined(trees: Sequence[Tree]) -> Tree:
+    return Tree(*map(np.concatenate, zip(*trees, strict=True)))
+
+
+def _prune(tree: Tree, pruned: Sequence[Tree], max_nodes: int) -> Tree:
+    """Keep the heaviest nodes, and sum up their other children, those of `pruned` too, in one node `SMALL` each."""
+    kept = np.zeros(len(tree.total), bool)
+    kept[0] = True  # no child is heavier than its parent, nor does it come before it
+    kept[1 + np.argsort(-tree.total[1:], kind="stable")[: max_nodes - 1]] = True
+    places = np.cumsum(kept) - 1
+    result = tree.chosen(kept)
+    result = result._replace(parent=np.where(result.parent < 0, -1, places[result.parent]))
+    small = _joined([tree.chosen(~kept), *pruned])
+    small = small.chosen(kept[small.parent])
+    parents, which = np.unique(places[small.parent], return_inverse=True)
+    total, before = (np.bincount(which, each, len(parents)) for each in (small.total, small.before))
+    functions = np.full(len(parents), SMALL)
+    return _joined([result, Tree(parents, functions, np.zeros_like(functions), total, total, before)])
+
+
+def top_table(stacks: Stacks, weights: Numbers, before: Numbers | None = None, scale: float = 1) -> list[TopRow]:
     """Return the functions, first those with the most of their own; above `before` times `scale`, or below."""
-    lines: dict[int, int] = {}
-    own, total = _sum_functions(stacks, lines)
-    own_before, total_before = _sum_functions(before, lines)
-    rows = [
-        TopRow(
-            function, line, own[function], total[function], own_before[function] * scale, total_before[function] * scale
-        )
-        for function, line in lines.items()
-    ]
-    return sorted(rows, key=lambda row: (-abs(row.own - row.own_before), -row.total, row.function))
+    table = stacks.built()
+    own, total = _sum_functions(table, weights)
+    own_before, total_before = _sum_functions(table, np.zeros_like(weights) if before is None else before * scale)
+    found = np.flatnonzero((total != 0) | (total_before != 0))
+    ranked = found[np.lexsort((found, -total[found], -np.abs(own - own_before)[found]))]
+    of_functions = (table.function_lines, own, total, own_before, total_before)
+    columns: list[Numbers] = [ranked, *(each[ranked] for each in of_functions)]
+    return list(map(TopRow._make, zip(*(each.tolist() for each in columns), strict=True)))
 
 
-def _sum_functions(stacks: Iterable[Weighted], lines: dict[int, int]) -> tuple[Counter[int], Counter[int]]:
-    """Return the weights of functions at the leaf, and anywhere; put a line of each into `lines`."""
-    own: Counter[int] = Counter()
-    total: Counter[int] = Counter()
-    for stack, weight in stacks:
-        if stack:
-            own[stack[-1].function] += weight
-        for function, line in {frame.function: frame.line for frame in stack}.items():
-            total[function] += weight
-            lines.setdefault(function, line)
-    return own, total
+def _sum_functions(table: BuiltStacks, weights: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the weights of functions at the leaf, and anywhere in a stack, recursion counted once."""
+    has_frames = np.diff(table.starts) > 0
+    leaves = table.functions[table.starts[1:][has_frames] - 1]
+    own = np.bincount(leaves, weights[has_frames], table.function_count)
+    return own, np.bincount(table.member_functions, weights[table.member_stacks], table.function_count)
 
 
-def line_weights(stacks: Iterable[Weighted], function: int) -> dict[int, tuple[int, int]]:
+def line_weights(stacks: Stacks, weights: Numbers, function: int) -> dict[int, tuple[int, int]]:
     """Return the weights of the lines of a function, by number: at the leaf, and anywhere, recursion counted once."""
-    own: Counter[int] = Counter()
-    total: Counter[int] = Counter()
-    for stack, weight in stacks:
-        for line in {frame.line for frame in stack if frame.function == function}:
-            total[line] += weight
-        if stack and stack[-1].function == function:
-            own[stack[-1].line] += weight
-    return {line: (own[line], total[line]) for line in sorted(total)}
+    table = stacks.built()
+    at = np.flatnonzero(table.functions == function)
+    of_stack = weights[table.stack_of[at]]
+    at, of_stack = at[of_stack != 0], of_stack[of_stack != 0]
+    lines, which = np.unique(table.lines[at], return_inverse=True)
+    is_leaf = at == table.starts[table.stack_of[at] + 1] - 1
+    own = np.bincount(which[is_leaf], of_stack[is_leaf], len(lines))
+    once = np.unique(table.stack_of[at].astype(np.int64) * (len(lines) + 1) + which, return_index=True)[1]
+    total = np.bincount(which[once], of_stack[once], len(lines))
+    return {line: (int(own[place]), int(total[place])) for place, line in enumerate(lines.tolist())}
 
 
 def span_tree(spans: Iterable[Span]) -> list[SpanRow]:

@@ -125,7 +125,7 @@ NEVER: dict[str, set[str]] = {
     "viewer.profile_messages": {"formats.pprof"},
     **{
         f"viewer.{name}": {"starlette", "uvicorn"}
-        for name in ("model", "recording", "reading", "trees", "exports", "answers")
+        for name in ("model", "stacks", "columns", "recording", "records", "live_files", "trees", "exports", "answers")
     },
     "cli": {"lifecycle"},
     **{f"cli.{name}": {"opentelemetry", "grpc", "rich"} for name in ("container_init", "run")},

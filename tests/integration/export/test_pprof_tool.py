@@ -22,8 +22,8 @@ from target_process import Target, profiling_settings
 
 from splunk_profiler.formats.pprof import parts
 from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, OriginKind, Profile, Stack
+from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Selection
-from splunk_profiler.viewer.reading import LiveFiles
 from splunk_profiler.viewer.trees import top_table
 
 pytestmark = pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
@@ -78,7 +78,7 @@ def test_page_of_view_has_the_same_numbers(tmp_path: Path) -> None:
     for value in ("cpu", "wall"):
         shown = {
             recording.functions[row.function].name: (row.own, row.total)
-            for row in top_table(recording.weighted(Selection(value)))
+            for row in top_table(recording.stacks, recording.weights(Selection(value)))
         }
         assert shown == top(
             pprof(tmp_path, "-top", "-unit=ns", "-nodecount=0", "-nodefraction=0", f"-sample_index={value}", *names)

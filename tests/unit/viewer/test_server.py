@@ -10,7 +10,7 @@ from saved_samples import SPAN, TRACE, append, sample_line, span_line
 from starlette.testclient import TestClient
 
 from splunk_profiler.viewer.answers import Answers
-from splunk_profiler.viewer.reading import LiveFiles
+from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.server import make_app, own_origins
 
 PATHS = ["/", "/app.js", "/flame.js", "/style.css", "/api/overview", "/api/flame?value=wall", "/nothing"]

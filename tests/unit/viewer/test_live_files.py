@@ -10,9 +10,9 @@ from profile_factory import small_profile
 from saved_samples import append, sample_line, span_line
 
 from splunk_profiler.formats.pprof import encode_whole
+from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.otlp_files import SourceError
-from splunk_profiler.viewer.reading import LiveFiles
 
 
 def endpoints(files: LiveFiles) -> dict[str, int]:

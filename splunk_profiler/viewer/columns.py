@@ -1,0 +1,112 @@
+"""Samples as columns, by time: a selection is a slice of them, and a sum of it one operation."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from splunk_profiler.viewer.model import NO_SPAN, Sample, SpanKey
+from splunk_profiler.viewer.stacks import Numbers
+
+TRACE_LENGTH, SPAN_LENGTH = 32, 16  # of ids in hex
+
+
+class SpanKeys(NamedTuple):
+    """The spans of samples: `traces` are ids, `trace_of` is by span a place among them, `ids` is by span.
+
+    The first span is `NO_SPAN`.
+    """
+
+    traces: Numbers
+    trace_of: Numbers
+    ids: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Samples that have the same values, by time; all but `spans` are by sample.
+
+    Attributes:
+        stack, facets: places in the tables of the recording.
+        span: place in `spans`.
+        weights: by value.
+    """
+
+    time_ns: Numbers
+    stack: Numbers
+    facets: Numbers
+    span: Numbers
+    weights: Mapping[str, Numbers]
+    spans: SpanKeys
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+    def rows_between(self, since_ns: int | None, until_ns: int | None) -> slice:
+        """Return the samples from `since_ns` until before `until_ns`."""
+        first = 0 if since_ns is None else int(np.searchsorted(self.time_ns, since_ns))
+        last = len(self) if until_ns is None else int(np.searchsorted(self.time_ns, until_ns))
+        return slice(first, last)
+
+
+class ColumnsBuilder:
+    """Samples with values of those names, in the order in which they come."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._time_ns, self._stack, self._facets, self._span = array("q"), array("i"), array("i"), array("i")
+        self._weights = {name: array("q") for name in names}
+        self._spans: dict[SpanKey, int] = {NO_SPAN: 0}
+        self._built: Columns | None = None
+
+    def add(self, sample: Sample) -> int:
+        """Add a sample and return its place."""
+        self._built = None
+        self._time_ns.append(sample.time_ns)
+        self._stack.append(sample.stack)
+        self._facets.append(sample.facets)
+        self._span.append(self._spans.setdefault(_span_key(sample.span), len(self._spans)))
+        for name, weights in self._weights.items():
+            weights.append(sample.weights.get(name, 0))
+        return len(self._time_ns) - 1
+
+    def facets(self, place: int) -> int:
+        """Return the facets of a sample."""
+        return self._facets[place]
+
+    def set_facets(self, place: int, facets: int) -> None:
+        """Give a sample other facets."""
+        self._facets[place] = facets
+        self._built = None
+
+    def built(self) -> Columns:
+        """Return the samples by time."""
+        if self._built is None:
+            order = np.argsort(np.array(self._time_ns, np.int64), kind="stable")
+            time_ns, stack, facets, span = (
+                np.array(each)[order] for each in (self._time_ns, self._stack, self._facets, self._span)
+            )
+            weights = {name: np.array(each)[order] for name, each in self._weights.items()}
+            self._built = Columns(time_ns, stack, facets, span, weights, span_keys(list(self._spans)))
+        return self._built
+
+
+def span_keys(keys: Sequence[SpanKey]) -> SpanKeys:
+    """Return spans, of which the first is `NO_SPAN`, as arrays."""
+    traces: dict[str, int] = {}
+    trace_of = [traces.setdefault(trace, len(traces)) for trace, _ in keys]
+    return SpanKeys(
+        np.array([trace.encode() for trace in traces], f"S{TRACE_LENGTH}"),
+        np.array(trace_of, np.int32),
+        np.array([span.encode() for _, span in keys], f"S{SPAN_LENGTH}"),
+    )
+
+
+def _span_key(key: SpanKey) -> SpanKey:
+    """Return the ids of a span; those of `NO_SPAN` if they are none of OpenTelemetry's."""
+    trace, span = key
+    is_one = len(trace) in {0, TRACE_LENGTH} and len(span) in {0, SPAN_LENGTH} and (trace + span).isascii()
+    return key if is_one else NO_SPAN

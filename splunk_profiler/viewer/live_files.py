@@ -1,0 +1,114 @@
+"""Profiles, and files of OTLP/JSON that may still grow, read into a `Recording`: each call reads what is new."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from splunk_profiler.viewer.otlp_files import PROFILE_SUFFIX, REQUEST_SUFFIXES, SNAPSHOT, SourceError, find_files
+from splunk_profiler.viewer.profile_messages import decode
+from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.records import RecordReader, Sender
+
+_SUFFIXES = (*REQUEST_SUFFIXES, PROFILE_SUFFIX)
+_PROFILE_NAME = re.compile(r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-[0-9a-f]{8}-\d+(?P<kind>(-[a-z]+)*)\.pprof")
+
+
+class LiveFiles:
+    """The content of a directory's files, or of a file.
+
+    Attributes:
+        version: another number after each change of `recording`.
+
+    Raises:
+        SourceError: there are none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.version = 0
+        find_files(path, _SUFFIXES)
+        self._start()
+
+    def _start(self) -> None:
+        self._reader = RecordReader(Recording())
+        self._read_up_to: dict[Path, tuple[int, int]] = {}  # inode and offset
+        self._read_profiles: set[Path] = set()  # which are never added to; a service removes the oldest
+
+    @property
+    def recording(self) -> Recording:
+        """All that has been read."""
+        return self._reader.recording
+
+    @property
+    def unread(self) -> int:
+        """Records of the profiling scope, and lines, that could not be read."""
+        return self._reader.unread
+
+    def refresh(self) -> None:
+        """Read what has been added since; all from the start if a file was replaced or cut.
+
+        Raises:
+            SourceError: a file cannot be read.
+        """
+        try:
+            for file in self._known_files():
+                self._read(file)
+        except OSError as error:
+            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from None
+
+    def _known_files(self) -> list[Path]:
+        files = find_files(self.path, _SUFFIXES)
+        for file, (inode, offset) in self._read_up_to.items():
+            status = file.stat() if file.exists() else None
+            if status is None or status.st_ino != inode or status.st_size < offset:
+                self._start()
+                self.version += 1
+                break
+        return files
+
+    def _read(self, path: Path) -> None:
+        if path.suffix == PROFILE_SUFFIX:
+            self._read_profile(path)
+            return
+        with path.open("rb") as file:
+            inode, offset = self._read_up_to.get(path, (path.stat().st_ino, 0))
+            file.seek(offset)
+            for line in _whole_lines(file):
+                offset += len(line)
+                self._read_up_to[path] = inode, offset  # first: no line is read twice, whatever is in it
+                if line.strip():
+                    self._reader.add_request(line)
+                    self.version += 1
+
+    def _read_profile(self, path: Path) -> None:
+        if path in self._read_profiles:
+            return
+        self._read_profiles.add(path)
+        self.version += 1
+        found = _PROFILE_NAME.fullmatch(path.name)
+        if found is not None and found["kind"].endswith(f"-{SNAPSHOT}"):
+            return
+        service, pid = (path.stem, "") if found is None else (found["service"], found["pid"])
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:  # the oldest are removed
+            return
+        try:
+            self._reader.add_message(Sender(service, "", f"{service} {pid}".strip()), decode(content))
+        except ValueError:
+            self._reader.unread += 1
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines; the last one may be a part as yet, unless it is JSON."""
+    for line in file:
+        if not line.endswith(b"\n"):
+            try:
+                json.loads(line)
+            except (RecursionError, ValueError):
+                return
+        yield line

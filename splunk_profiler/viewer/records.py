@@ -1,0 +1,201 @@
+"""OTLP requests and profiles, read into a `Recording`.
+
+A sample's span may end, and be written, after the sample: its name is put in when it is there. Records of selected
+traces are left out, because the samples of all threads include them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from splunk_profiler.viewer.dumps import parse
+from splunk_profiler.viewer.model import Facets, Frame, Sample, Span, SpanKey
+from splunk_profiler.viewer.otlp_files import (
+    ALLOCATION,
+    CPU,
+    DATA_FORMAT,
+    DATA_TYPE,
+    PROFILE_SCOPE,
+    SNAPSHOT,
+    SOURCE,
+    UNKNOWN_SPAN,
+    attributes,
+    parse_int,
+    span_key,
+)
+from splunk_profiler.viewer.profile_messages import (
+    OUTSIDE,
+    PROFILE_FORMAT,
+    Place,
+    ProfileError,
+    decode_body,
+    endpoint_name,
+    kind_and_distribution,
+    read_places,
+)
+from splunk_profiler.viewer.recording import IN_USE, Recording
+from splunk_profiler.viewer.recording import Place as SamplePlace
+
+_TEXT_UNITS = {"samples": "count", "wall": "nanoseconds"}
+_STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
+# Labels that have a facet of their own, and ids.
+_NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.name", "thread.state", "trace_id"}
+_HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
+_MAX_LINE = (1 << 31) - 1
+
+
+class Sender(NamedTuple):
+    """What a resource says of a process."""
+
+    service: str
+    version: str
+    process: str
+
+
+def sender_of(resource: dict[str, Any]) -> Sender:
+    """Return the sender of the logs or spans of a resource."""
+    described = attributes(resource.get("resource", {}))
+    service = str(described.get("service.name", "unknown service"))
+    parts = (service, described.get("host.name"), described.get("process.pid"))
+    process = " ".join(str(part) for part in parts if part is not None)
+    return Sender(service, str(described.get("service.version", "")), process)
+
+
+class RecordReader:
+    """Reads into `recording`.
+
+    Attributes:
+        unread: records of the profiling scope, and requests, that could not be read.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.unread = 0
+        self._span_names: dict[SpanKey, str] = {}
+        self._nameless: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
+
+    def add_request(self, line: bytes | str) -> None:
+        """Read a request of logs or spans in OTLP/JSON."""
+        try:
+            request = json.loads(line)
+            for resource in request.get("resourceSpans", ()):
+                self._add_spans(resource)
+            for resource in request.get("resourceLogs", ()):
+                self._add_logs(resource)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            self.unread += 1
+
+    def add_message(self, sender: Sender, message: Any) -> None:
+        """Read a profile.
+
+        Raises:
+            ProfileError: it is not consistent.
+        """
+        try:
+            texts = list(message.string_table)
+            units = {texts[each.type]: texts[each.unit] for each in message.sample_type}
+            places = read_places(message)
+            samples = [
+                (
+                    [places[location] for location in sample.location_id],
+                    {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
+                    dict(zip(units, sample.value, strict=True)),
+                )
+                for sample in message.sample
+            ]
+        except (IndexError, KeyError, ValueError) as error:
+            raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
+        self.recording.units.update(units)
+        if any(name.startswith(IN_USE) for name in units):
+            self.recording.note_heap(sender.process, message.time_nanos)
+        for stack, labels, weights in samples:
+            named = {key: value for key, value in labels.items() if isinstance(value, str)}
+            state = named.get("thread.state", "")
+            facets = Facets(
+                *sender,
+                endpoint_name(stack, named),
+                named.get("thread.name", ""),
+                _code(stack),
+                _STATES.get(state, state),
+                tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
+            )
+            span = named.get("trace_id", ""), named.get("span_id", "")
+            self._add(message.time_nanos, stack, facets, weights, span)
+
+    def _add(
+        self, time_ns: int, places: list[Place], facets: Facets, weights: dict[str, int], span: SpanKey
+    ) -> SamplePlace:
+        """Add a sample whose places are leaf first."""
+        recording = self.recording
+        frames = tuple(
+            Frame(
+                recording.function_id(place.function, place.file, place.kind),
+                place.line if 0 <= place.line <= _MAX_LINE else 0,
+            )
+            for place in reversed(places)
+        )
+        sample = Sample(time_ns, recording.stack_id(frames), recording.facets_id(facets), weights, span)
+        return recording.add(sample)
+
+    def _add_spans(self, resource: dict[str, Any]) -> None:
+        service = sender_of(resource).service
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                key = span_key(span)
+                self._span_names[key] = str(span.get("name", ""))
+                self.recording.spans.setdefault(key[0], {})[key[1]] = _span(span, key, service)
+                for place in self._nameless.pop(key, ()):
+                    self.recording.rename_endpoint(place, self._span_names[key])
+
+    def _add_logs(self, resource: dict[str, Any]) -> None:
+        sender = sender_of(resource)
+        for scope in resource.get("scopeLogs", ()):
+            if scope.get("scope", {}).get("name") == PROFILE_SCOPE:
+                for record in scope.get("logRecords", ()):
+                    self._add_record(sender, record)
+
+    def _add_record(self, sender: Sender, record: dict[str, Any]) -> None:
+        described = attributes(record)
+        data_type = str(described.get(DATA_TYPE, CPU))
+        if described.get(SOURCE) == SNAPSHOT or data_type not in (CPU, ALLOCATION):
+            return
+        body = str((record.get("body") or {}).get("stringValue", ""))
+        try:
+            if described.get(DATA_FORMAT) == PROFILE_FORMAT:
+                self.add_message(sender, decode_body(body))
+            elif data_type == CPU:
+                self._add_text(sender, record, body, parse_int(described.get("source.event.period")))
+        except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
+            self.unread += 1
+
+    def _add_text(self, sender: Sender, record: dict[str, Any], body: str, period_ms: int) -> None:
+        dump = parse(body)
+        places = [
+            Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
+            for call in dump.calls
+        ]
+        key = span_key(record)
+        in_span = key[1].strip("0") != ""
+        endpoint = self._span_names.get(key, UNKNOWN_SPAN) if in_span else OUTSIDE
+        state = "running" if dump.running else "waiting"
+        facets = Facets(*sender, endpoint, dump.thread_name, _code(places), state)
+        self.recording.units.update(_TEXT_UNITS)
+        weights = {"samples": 1, "wall": parse_int(period_ms * 1_000_000)}
+        span = key[0] if key[0].strip("0") else "", key[1] if in_span else ""
+        place = self._add(parse_int(record.get("timeUnixNano")), places, facets, weights, span)
+        if in_span and key not in self._span_names:
+            self._nameless.setdefault(key, []).append(place)
+
+
+def _span(span: dict[str, Any], key: SpanKey, service: str) -> Span:
+    start_ns, end_ns = (parse_int(span.get(f"{each}TimeUnixNano")) for each in ("start", "end"))
+    stacks = attributes(span).get(_HOST_STACKS)
+    values = stacks.get("values", ()) if isinstance(stacks, dict) else ()
+    host_stacks = tuple(str(value.get("stringValue", "")) for value in values)
+    parent = str(span.get("parentSpanId", "")).lower()
+    return Span(key[1], parent, str(span.get("name", "")), service, start_ns, max(start_ns, end_ns), host_stacks)
+
+
+def _code(places: list[Place]) -> str:
+    return places[0].kind if places else ""

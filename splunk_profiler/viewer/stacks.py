@@ -1,0 +1,110 @@
+"""A table of stacks, each kept once: the frames of all in a row, so that a sum over them is a few operations."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splunk_profiler.viewer.model import Frame, Weighted
+
+Numbers = NDArray[Any]
+
+
+class Stacks:
+    """Stacks by their place in the table; frames are root first."""
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, int] = {}
+        self._frames = array("i")  # function and line by turns
+        self._starts = array("q", (0,))
+        self._built: BuiltStacks | None = None
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def place(self, frames: Sequence[Frame]) -> int:
+        """Return the place of a stack, which is added if it is not there."""
+        return self.place_packed(array("i", [number for frame in frames for number in frame]).tobytes())
+
+    def place_packed(self, packed: bytes) -> int:
+        """Return the place of a stack whose frames are pairs of 32-bit numbers: function and line."""
+        found = self._places.setdefault(packed, len(self))
+        if found == len(self):
+            self._frames.frombytes(packed)
+            self._starts.append(len(self._frames) // 2)
+            self._built = None
+        return found
+
+    def frames(self, place: int) -> tuple[Frame, ...]:
+        """Return the frames of a stack."""
+        numbers = self._frames[2 * self._starts[place] : 2 * self._starts[place + 1]]
+        return tuple(map(Frame, numbers[::2], numbers[1::2]))
+
+    def packed(self, place: int) -> bytes:
+        """Return the frames of a stack as `place_packed` takes them."""
+        return self._frames[2 * self._starts[place] : 2 * self._starts[place + 1]].tobytes()
+
+    def weighted(self, weights: Numbers) -> Iterator[Weighted]:
+        """Yield the stacks that have a weight."""
+        for place in np.flatnonzero(weights).tolist():
+            yield Weighted(self.frames(place), int(weights[place]))
+
+    def built(self) -> BuiltStacks:
+        """Return the table as arrays."""
+        if self._built is None:
+            self._built = BuiltStacks(self._frames, self._starts)
+        return self._built
+
+
+class BuiltStacks:
+    """The table as arrays; `functions` and `lines` are by position, stack n is between `starts` n and n + 1.
+
+    Attributes:
+        stack_of: the stack of a position.
+        member_stacks, member_functions: each pair of a stack and a function in it, once.
+        function_lines: a line of each function.
+    """
+
+    def __init__(self, frames: array[int], starts: array[int]) -> None:
+        pairs = np.array(frames, np.int32).reshape(-1, 2)
+        self.functions, self.lines = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+        self.starts = np.array(starts, np.int64)
+        self.stack_of = np.repeat(np.arange(len(self.starts) - 1, dtype=np.int32), np.diff(self.starts))
+        self.function_count = int(self.functions.max(initial=-1)) + 1
+        keys = self.stack_of.astype(np.int64) * max(self.function_count, 1) + self.functions
+        members = np.unique(keys, return_index=True)[1]
+        self.member_stacks, self.member_functions = self.stack_of[members], self.functions[members]
+        self.function_lines = np.zeros(self.function_count, np.int32)
+        self.function_lines[self.functions[::-1]] = self.lines[::-1]  # the first one stays
+        self._orders: dict[bool, Numbers] = {}
+
+    def order(self, inverted: bool) -> Numbers:
+        """Return the stacks in the order of their functions, from the root on, or from the leaf on if `inverted`."""
+        if inverted not in self._orders:
+            position = self.starts[1:] - 1 if inverted else self.starts[:-1]
+            self._orders[inverted] = self.sort(position, np.diff(self.starts), inverted)
+        return self._orders[inverted]
+
+    def sort(self, position: Numbers, left: Numbers, inverted: bool) -> Numbers:
+        """Return the order of parts of stacks by one function after the other: those that begin alike side by side.
+
+        Args:
+            position: where each begins.
+            left: how many frames each has.
+            inverted: they go on towards the root.
+        """
+        order = np.arange(len(left))
+        group = np.zeros(len(left), np.int64)
+        groups = 0
+        while groups < len(left) and (left > 0).any():
+            function = np.where(left > 0, self.functions.take(position, mode="clip"), -1)
+            keys = group * (self.function_count + 1) + function + 1
+            by_key = np.argsort(keys, kind="stable")
+            group = np.cumsum(np.diff(keys[by_key], prepend=-1) != 0) - 1
+            groups = int(group[-1]) + 1
+            order, left, position = order[by_key], left[by_key] - 1, position[by_key] + (-1 if inverted else 1)
+        return order

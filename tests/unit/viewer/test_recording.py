@@ -1,0 +1,115 @@
+"""Tests of what a selection takes of recorded samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from splunk_profiler.viewer.model import Facets, Frame, Sample, Selection
+from splunk_profiler.viewer.recording import OTHER, Recording
+
+TRACES = [letter * 32 for letter in "abc"]
+
+
+def recording(*samples: tuple[int, str, str, dict[str, int]]) -> Recording:
+    found = Recording()
+    found.units.update(cpu="nanoseconds", inuse_space="bytes")
+    stack = found.stack_id((Frame(found.function_id("main", "main.py", "application"), 1),))
+    for time_ns, process, endpoint, weights in samples:
+        facets = Facets("shop", "", process, endpoint, "main", "application", "running")
+        if "inuse_space" in weights:
+            found.note_heap(process, time_ns)
+        found.add(Sample(time_ns, stack, found.facets_id(facets), weights))
+    return found
+
+
+def total(found: Recording, selection: Selection) -> int:
+    return int(found.weights(selection).sum())
+
+
+def test_what_is_in_use_is_not_scaled_by_time() -> None:
+    found = recording((100, "7", "", {"cpu": 1}), (300, "7", "", {"inuse_space": 1}))
+    assert found.duration_ns(Selection("cpu")) == 201
+    assert found.duration_ns(Selection("cpu", 150, 250)) == 100
+    assert found.duration_ns(Selection("inuse_space", 150, 250)) == 1
+
+
+def test_a_selection_is_by_time_and_by_any_of_the_values_of_each_facet() -> None:
+    found = recording((10, "1", "a", {"cpu": 1}), (20, "1", "b", {"cpu": 2}), (30, "1", "c", {"cpu": 4}))
+    assert total(found, Selection("cpu")) == 7
+    assert total(found, Selection("cpu", 10, 30)) == 3
+    chosen = Selection("cpu", filters={"endpoint": frozenset({"a", "c"})})
+    assert total(found, chosen) == 5
+    assert dict(found.facet_weights(chosen)["endpoint"]) == {"a": 1, "b": 2, "c": 4}
+    assert dict(found.facet_weights(chosen)["process"]) == {"1": 5}
+    with pytest.raises(ValueError, match="no facet colour"):
+        found.weights(Selection("cpu", filters={"colour": frozenset()}))
+
+
+def test_of_what_is_in_use_the_last_profile_of_each_process_counts() -> None:
+    found = recording(
+        (10, "1", "a", {"inuse_space": 100}),
+        (20, "1", "a", {"inuse_space": 7}),
+        (20, "1", "b", {"inuse_space": 1}),
+        (10, "2", "a", {"inuse_space": 30}),
+    )
+    assert total(found, Selection("inuse_space")) == 38
+    assert total(found, Selection("inuse_space", 0, 15)) == 130
+    assert found.timeline(Selection("inuse_space"), "process", 2).series == [("1", [100, 8]), ("2", [30, 0])]
+
+
+def test_a_timeline_shows_the_heaviest_values_and_sums_up_the_others() -> None:
+    found = recording(*((10 + place, "1", f"endpoint {place}", {"cpu": 100 - place}) for place in range(10)))
+    start_ns, step_ns, series = found.timeline(Selection("cpu", 12, 13), "endpoint", 5)
+    assert (start_ns, step_ns) == (10, 2)
+    assert [each.value for each in series] == [*(f"endpoint {place}" for place in range(8)), OTHER]
+    assert series[-1].weights == [0, 0, 0, 0, 92 + 91]
+
+
+def test_nothing_recorded_has_an_empty_timeline() -> None:
+    assert not Recording().timeline(Selection("cpu"), "service", 10).series
+
+
+def test_memory_that_the_last_profile_lacks_is_freed_whatever_is_chosen() -> None:
+    found = recording((10, "1", "a", {"inuse_space": 100}), (20, "1", "b", {"inuse_space": 7}))
+    assert total(found, Selection("inuse_space", filters={"endpoint": frozenset("a")})) == 0
+    assert total(found, Selection("inuse_space")) == 7
+    found.note_heap("1", 30)  # a profile without any
+    assert total(found, Selection("inuse_space")) == 0
+    assert total(found, Selection("inuse_space", until_ns=20)) == 100
+    assert found.timeline(Selection("inuse_space"), "endpoint", 3).series == [("a", [100, 0, 0]), ("b", [0, 7, 0])]
+
+
+def test_samples_are_by_time_whatever_order_they_came_in() -> None:
+    found = recording((30, "1", "a", {"cpu": 4}), (10, "1", "a", {"cpu": 1}), (20, "1", "a", {"cpu": 2}))
+    assert found.period_ns() == (10, 31)
+    assert total(found, Selection("cpu", 10, 30)) == 3
+    assert found.timeline(Selection("cpu"), "endpoint", 3).series == [("a", [1, 2, 4])]
+
+
+def test_traces_are_chosen_by_and_ranked_like_facets_and_only_opentelemetrys_ids_are_some() -> None:
+    found = recording()
+    found.units.update(cpu="nanoseconds")
+    stack = found.stack_id(())
+    for place, trace in enumerate([TRACES[0], TRACES[1], TRACES[1], "hostile" * 1000, "ü" * 32, ""]):
+        facets = found.facets_id(Facets("shop", "", "1", f"endpoint {place}", "main", "", ""))
+        found.add(Sample(10 + place, stack, facets, {"cpu": 1 << place}, (trace, f"{place:016x}")))
+    whole = Selection("cpu")
+    assert found.facet_weights(whole)["trace"] == [("", 8 + 16 + 32), (TRACES[1], 6), (TRACES[0], 1)]
+    chosen = Selection("cpu", filters={"trace": frozenset({TRACES[1], "\udcff"})})
+    assert total(found, chosen) == 6
+    assert found.facet_weights(chosen)["trace"] == found.facet_weights(whole)["trace"]
+    assert found.facet_weights(chosen)["endpoint"] == [("endpoint 2", 4), ("endpoint 1", 2)]
+    assert found.span_weights(chosen) == {f"{1:016x}": 2, f"{2:016x}": 4}
+    assert total(found, Selection("cpu", filters={"span_id": frozenset({f"{2:016x}"})})) == 4
+    assert found.timeline(whole, "trace", 3).series == [
+        ("", [0, 8, 48]),
+        (TRACES[1], [2, 4, 0]),
+        (TRACES[0], [1, 0, 0]),
+    ]
+
+
+def test_a_sample_can_get_another_endpoint() -> None:
+    found = recording((10, "1", "a", {"cpu": 1}))
+    place = found.add(Sample(20, 0, 0, {"cpu": 2}))
+    found.rename_endpoint(place, "b")
+    assert dict(found.facet_weights(Selection("cpu"))["endpoint"]) == {"a": 1, "b": 2}
