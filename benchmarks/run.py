@@ -42,6 +42,7 @@ MEASURES = (
     "message_flood",
     "disabled",
     "memory",
+    "viewer_load",
 )
 ALSO_BEFORE = ("where_time_goes", "saturated", "record_cost", "attach_cost", "wire_cost", "disabled", "memory")
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from splunk_profiler.viewer import exports
 from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import TRACE, Baseline, Function, Selection
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.stacks import Numbers
@@ -26,13 +27,14 @@ _LINES_AROUND = 4
 _MAX_SOURCE_BYTES = 4 << 20
 _BUCKETS = 120
 _VALUES_FIRST = ("cpu", "wall", "samples")
+_SMALL_FRAMES = Function("(small)", "", "")
 _KINDS = {"application": 1, "library": 2, "standard-library": 3}
 
 
 class Answers:
     """The answers about `live`; each reads first what has been added. One at a time."""
 
-    def __init__(self, live: LiveFiles) -> None:
+    def __init__(self, live: LiveFiles | LiveStore) -> None:
         self._live = live
         self._lock = threading.Lock()
 
@@ -59,12 +61,12 @@ class Answers:
         baseline: Baseline | None = None,
         function: tuple[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return a call tree: texts once, and frames with places among them.
+        """Return a call tree: functions (name, file, kind), and frames by column, of which the first is the root.
 
         Args:
             selection: of which samples.
             inverted: from leaves to roots.
-            baseline: each frame then has its weight there as a last field.
+            baseline: frames then have the column `before`.
             function: name and file of the one with which the tree begins: its callees, or its callers if `inverted`.
 
         Raises:
@@ -127,7 +129,7 @@ class Answers:
         )
         with self._lock:
             recording = self._refreshed()
-            rows = span_tree(recording.spans.get(trace, {}).values())
+            rows = span_tree(self._live.spans_of(trace))
             weights = recording.span_weights(whole)
             unit = recording.units.get(selection.value, "count")
         start_ns = min((row.span.start_ns for row in rows), default=0)
@@ -231,20 +233,18 @@ def _flame(
         function=None if function is None else recording.find_function(*function),
         max_nodes=MAX_FRAMES,
     )
-    tree = tree._replace(before=tree.before * scale)
-    columns = [each[1:].astype(np.int64).tolist() for each in tree]
-    texts: dict[str, int] = {}
-    places = {}
-    for place in set(columns[1]):
-        name, file, kind = Function("(small)", "", "") if place == SMALL else recording.functions[place]
-        places[place] = tuple(texts.setdefault(text, len(texts)) for text in (name, file)), _KINDS.get(kind, 0)
-    frames = [
-        [parent, *places[place][0], line, places[place][1], *sums]
-        for parent, place, line, *sums in zip(*columns[: 5 if baseline is None else 6], strict=True)
-    ]
-    unit = recording.units.get(selection.value, "count")
-    answer = {"unit": unit, "total": int(tree.total[0]), "texts": list(texts), "frames": frames}
-    return answer if baseline is None else {**answer, "before": round(tree.before[0])}
+    used, places = np.unique(tree.function, return_inverse=True)
+    functions = [_SMALL_FRAMES if place == SMALL else recording.functions[place] for place in used.tolist()]
+    frames = tree._replace(function=places, before=tree.before * scale)._asdict()
+    if baseline is None:
+        del frames["before"]
+    return {
+        "unit": recording.units.get(selection.value, "count"),
+        "total": round(tree.total[0]),
+        "before": round(tree.before[0] * scale),
+        "functions": [[name, file, _KINDS.get(kind, 0)] for name, file, kind in functions],
+        "frames": {name: np.rint(column).astype(np.int64).tolist() for name, column in frames.items()},
+    }
 
 
 def _before(

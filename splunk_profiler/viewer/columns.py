@@ -25,6 +25,10 @@ class SpanKeys(NamedTuple):
     trace_of: Numbers
     ids: Numbers
 
+    def key(self, span: int) -> SpanKey:
+        """Return the ids of a span."""
+        return self.traces[self.trace_of[span]].decode(), self.ids[span].decode()
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -68,7 +72,8 @@ class ColumnsBuilder:
         self._time_ns.append(sample.time_ns)
         self._stack.append(sample.stack)
         self._facets.append(sample.facets)
-        self._span.append(self._spans.setdefault(_span_key(sample.span), len(self._spans)))
+        span = sample.span if is_span_key(sample.span) else NO_SPAN
+        self._span.append(self._spans.setdefault(span, len(self._spans)))
         for name, weights in self._weights.items():
             weights.append(sample.weights.get(name, 0))
         return len(self._time_ns) - 1
@@ -105,8 +110,7 @@ def span_keys(keys: Sequence[SpanKey]) -> SpanKeys:
     )
 
 
-def _span_key(key: SpanKey) -> SpanKey:
-    """Return the ids of a span; those of `NO_SPAN` if they are none of OpenTelemetry's."""
+def is_span_key(key: SpanKey) -> bool:
+    """Return True for ids as OpenTelemetry has them, of which one may be empty."""
     trace, span = key
-    is_one = len(trace) in {0, TRACE_LENGTH} and len(span) in {0, SPAN_LENGTH} and (trace + span).isascii()
-    return key if is_one else NO_SPAN
+    return len(trace) in {0, TRACE_LENGTH} and len(span) in {0, SPAN_LENGTH} and (trace + span).isascii()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from splunk_profiler.viewer.model import Span
 from splunk_profiler.viewer.otlp_files import PROFILE_SUFFIX, REQUEST_SUFFIXES, SNAPSHOT, SourceError, find_files
 from splunk_profiler.viewer.profile_messages import decode
 from splunk_profiler.viewer.recording import Recording
@@ -47,6 +48,10 @@ class LiveFiles:
     def unread(self) -> int:
         """Records of the profiling scope, and lines, that could not be read."""
         return self._reader.unread
+
+    def spans_of(self, trace: str) -> list[Span]:
+        """Return the spans of a trace."""
+        return list(self.recording.spans.get(trace, {}).values())
 
     def refresh(self) -> None:
         """Read what has been added since; all from the start if a file was replaced or cut.

@@ -7,6 +7,7 @@ traces are left out, because the samples of all threads include them.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.dumps import parse
@@ -86,6 +87,17 @@ class RecordReader:
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             self.unread += 1
 
+    def name_spans(self, names: Mapping[SpanKey, str]) -> None:
+        """Put the names of spans into their samples, those that come included."""
+        self._span_names.update(names)
+        for key, name in names.items():
+            for place in self._nameless.pop(key, ()):
+                self.recording.rename_endpoint(place, name)
+
+    def nameless(self) -> list[SpanKey]:
+        """Return spans of samples that have not been read."""
+        return list(self._nameless)
+
     def add_message(self, sender: Sender, message: Any) -> None:
         """Read a profile.
 
@@ -143,10 +155,9 @@ class RecordReader:
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
                 key = span_key(span)
-                self._span_names[key] = str(span.get("name", ""))
-                self.recording.spans.setdefault(key[0], {})[key[1]] = _span(span, key, service)
-                for place in self._nameless.pop(key, ()):
-                    self.recording.rename_endpoint(place, self._span_names[key])
+                found = _span(span, key, service)
+                self.recording.spans.setdefault(key[0], {})[key[1]] = found
+                self.name_spans({key: found.name})
 
     def _add_logs(self, resource: dict[str, Any]) -> None:
         sender = sender_of(resource)
@@ -186,6 +197,13 @@ class RecordReader:
         place = self._add(parse_int(record.get("timeUnixNano")), places, facets, weights, span)
         if in_span and key not in self._span_names:
             self._nameless.setdefault(key, []).append(place)
+
+
+def names_of_spans(line: bytes | str) -> dict[SpanKey, str]:
+    """Return the names of the spans in a request; none if it cannot be read."""
+    reader = RecordReader(Recording())
+    reader.add_request(line)
+    return {(trace, span.id): span.name for trace, spans in reader.recording.spans.items() for span in spans.values()}
 
 
 def _span(span: dict[str, Any], key: SpanKey, service: str) -> Span:

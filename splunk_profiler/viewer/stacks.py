@@ -53,6 +53,12 @@ class Stacks:
         for place in np.flatnonzero(weights).tolist():
             yield Weighted(self.frames(place), int(weights[place]))
 
+    def prepare(self) -> None:
+        """Do what sums need, so that no question has to wait for it."""
+        built = self.built()
+        for inverted in (False, True):
+            built.order(inverted)
+
     def built(self) -> BuiltStacks:
         """Return the table as arrays."""
         if self._built is None:
@@ -80,31 +86,38 @@ class BuiltStacks:
         self.member_stacks, self.member_functions = self.stack_of[members], self.functions[members]
         self.function_lines = np.zeros(self.function_count, np.int32)
         self.function_lines[self.functions[::-1]] = self.lines[::-1]  # the first one stays
-        self._orders: dict[bool, Numbers] = {}
+        self._orders: dict[bool, tuple[Numbers, Numbers]] = {}
 
-    def order(self, inverted: bool) -> Numbers:
-        """Return the stacks in the order of their functions, from the root on, or from the leaf on if `inverted`."""
+    def order(self, inverted: bool) -> tuple[Numbers, Numbers]:
+        """Return `sort` of the whole stacks, from the root on, or from the leaf on if `inverted`."""
         if inverted not in self._orders:
             position = self.starts[1:] - 1 if inverted else self.starts[:-1]
             self._orders[inverted] = self.sort(position, np.diff(self.starts), inverted)
         return self._orders[inverted]
 
-    def sort(self, position: Numbers, left: Numbers, inverted: bool) -> Numbers:
-        """Return the order of parts of stacks by one function after the other: those that begin alike side by side.
+    def sort(self, position: Numbers, length: Numbers, inverted: bool) -> tuple[Numbers, Numbers]:
+        """Sort parts of stacks by one function after the other, so that those that begin alike are side by side.
 
         Args:
             position: where each begins.
-            left: how many frames each has.
+            length: how many frames each has.
             inverted: they go on towards the root.
+
+        Returns:
+            Their order, and how many functions each has in common with the one before.
         """
-        order = np.arange(len(left))
-        group = np.zeros(len(left), np.int64)
-        groups = 0
-        while groups < len(left) and (left > 0).any():
-            function = np.where(left > 0, self.functions.take(position, mode="clip"), -1)
+        order = np.arange(len(length))
+        group = np.zeros(len(length), np.int64)
+        common = np.full(len(length), -1)
+        step = -1 if inverted else 1
+        for depth in range(int(length.max(initial=0)) + 1):
+            function = np.where(length > depth, self.functions.take(position + step * depth, mode="clip"), -1)
             keys = group * (self.function_count + 1) + function + 1
             by_key = np.argsort(keys, kind="stable")
-            group = np.cumsum(np.diff(keys[by_key], prepend=-1) != 0) - 1
-            groups = int(group[-1]) + 1
-            order, left, position = order[by_key], left[by_key] - 1, position[by_key] + (-1 if inverted else 1)
-        return order
+            changes = np.diff(keys[by_key], prepend=-1) != 0
+            common[changes & (common < 0)] = depth
+            group = np.cumsum(changes) - 1
+            order, length, position = order[by_key], length[by_key], position[by_key]
+            if changes.all():
+                break
+        return order, np.where(common < 0, length, common)

@@ -6,6 +6,7 @@ Weights are arrays by the stack's place in the table; sums are exact up to 2 to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -38,14 +39,14 @@ class Tree(NamedTuple):
 class _Parts(NamedTuple):
     """Parts of stacks on the way into a tree, each field an array: those that begin alike are side by side.
 
-    `position` is where one goes on, `left` how many frames are left, `node` what it has reached.
+    `position` is of the first frame, `common` how many frames are those of the part before.
     """
 
     position: Numbers
-    left: Numbers
+    length: Numbers
+    common: Numbers
     weight: Numbers
     before: Numbers
-    node: Numbers
 
     def chosen(self, which: Numbers) -> _Parts:
         """Return those that are True, or in the order of places."""
@@ -75,56 +76,57 @@ def call_tree(
     table, step = stacks.built(), -1 if inverted else 1
     levels = [Tree(*map(np.array, ([-1], [SMALL], [0], [parts.weight.sum()], [0.0], [parts.before.sum()])))]
     pruned: list[Tree] = []
-    heaviest = levels[0].total
-    level, count = 0, 1  # where the last level begins and ends
-    while True:
-        ended = parts.left == 0
-        own = np.bincount(parts.node[ended] - level, parts.weight[ended], count - level)
+    heaviest, lightest = levels[0].total, 0.0
+    node = np.zeros(len(parts.position), np.int64)  # that each part has reached
+    begin, end = 0, 1  # nodes of the last level
+    for depth in count():
+        ended = parts.length == depth
+        own = np.bincount(node[ended] - begin, parts.weight[ended], end - begin)
         levels[-1] = levels[-1]._replace(own=own)
         if ended.all():
-            return _prune(_joined(levels), pruned, max_nodes)
-        parts = parts.chosen(~ended)
-        children, sizes = _children(table.functions[parts.position], table.lines[parts.position], parts)
+            break
+        if ended.any():
+            parts, node = parts.chosen(~ended), node[~ended]
+        first = np.flatnonzero(parts.common <= depth)
+        position = parts.position[first] + step * depth
+        total, earlier = np.add.reduceat(parts.weight, first), np.add.reduceat(parts.before, first)
+        children = Tree(node[first], table.functions[position], table.lines[position], total, total, earlier)
         # Of nodes that are lighter than `max_nodes` others none stays, nor what is below them.
-        kept = children.total >= (heaviest.min() if len(heaviest) == max_nodes else 1)
+        kept = total >= max(lightest, 1)
         levels.append(children.chosen(kept))
-        pruned.append(children.chosen(~kept & (children.total > 0)))
-        heaviest = _heaviest(np.concatenate([heaviest, levels[-1].total]), max_nodes)
-        level, count = count, count + len(levels[-1].total)
-        parts = parts.chosen(np.repeat(kept, sizes))
-        node = np.repeat(np.arange(level, count), sizes[kept])
-        parts = parts._replace(position=parts.position + step, left=parts.left - 1, node=node)
+        pruned.append(children.chosen(~kept & (total > 0)))
+        heaviest = np.concatenate([heaviest, total[kept]])
+        if len(heaviest) > 2 * max_nodes:  # now and then, since it costs more than it spares
+            heaviest = np.partition(heaviest, -max_nodes)[-max_nodes:]
+            lightest = heaviest[0]
+        sizes = np.diff(first, append=len(node))
+        if not kept.all():
+            parts = parts.chosen(np.repeat(kept, sizes))
+        begin, end = end, end + len(levels[-1].total)
+        node = np.repeat(np.arange(begin, end), sizes[kept])
+    return _prune(_joined(levels), pruned, max_nodes)
 
 
 def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, function: int | None) -> _Parts:
     """Return the stacks that have any weight, or parts of them."""
     table = stacks.built()
     starts, ends = table.starts[:-1], table.starts[1:]
-    order = table.order(inverted)
+    order, common = table.order(inverted)
     if function is not None:
         at = np.flatnonzero(table.functions == function)
         order, first = np.unique(table.stack_of[at], return_index=True)
         outermost = np.zeros(len(stacks), np.int64)
         outermost[order] = at[first]
         starts, ends = (starts, outermost + 1) if inverted else (outermost, ends)
-    order = order[(weights[order] != 0) | (before[order] != 0)]
+        position = (ends - 1 if inverted else starts)[order]
+        by_frames, common = table.sort(position, (ends - starts)[order], inverted)
+        order = order[by_frames]
+    used = np.flatnonzero((weights[order] != 0) | (before[order] != 0))
+    # What two have in common is the least that any neighbours between them have.
+    common = np.minimum.reduceat(common[: used[-1] + 1], np.append(0, used[:-1] + 1)) if len(used) else used
+    order = order[used]
     position = (ends - 1 if inverted else starts)[order]
-    parts = _Parts(position, (ends - starts)[order], weights[order], before[order], np.zeros(len(order), np.int64))
-    return parts if function is None else parts.chosen(table.sort(parts.position, parts.left, inverted))
-
-
-def _children(functions: Numbers, lines: Numbers, parts: _Parts) -> tuple[Tree, Numbers]:
-    """Return the nodes that the parts reach next, and how many parts each has."""
-    changes = np.ones(len(functions), bool)
-    changes[1:] = (functions[1:] != functions[:-1]) | (parts.node[1:] != parts.node[:-1])
-    first = np.flatnonzero(changes)
-    total, before = np.add.reduceat(parts.weight, first), np.add.reduceat(parts.before, first)
-    nodes = Tree(parts.node[first], functions[first], lines[first], total, total, before)
-    return nodes, np.diff(first, append=len(functions))
-
-
-def _heaviest(totals: Numbers, max_nodes: int) -> Numbers:
-    return totals if len(totals) <= max_nodes else np.partition(totals, -max_nodes)[-max_nodes:]
+    return _Parts(position, (ends - starts)[order], common, weights[order], before[order])
 
 
 def _joined(trees: Sequence[Tree]) -> Tree:

@@ -153,7 +153,7 @@ async function show() {
 function showFlame(shown) {
   graph.unit = shown.unit;
   graph.show(shown, state.get("zoom"));
-  byId("graph").setAttribute("aria-label", `Flame graph of ${shown.frames.length} frames; the same as a table: Top functions`);
+  byId("graph").setAttribute("aria-label", `Flame graph of ${shown.frames.parent.length - 1} frames; the same as a table: Top functions`);
   byId("out").hidden = !graph.zoomed.path;
   byId("focus").hidden = !graph.zoomed.path || Boolean(saved);
   byId("kinds").hidden = graph.isCompared;

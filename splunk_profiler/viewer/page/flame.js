@@ -34,14 +34,16 @@ class FlameGraph {
 
   // `data` is an answer of the server; `path` is the hash of the frame to zoom to.
   show(data, path) {
-    const root = { name: "all", file: "", line: 0, kind: 0, total: data.total, own: 0, depth: 0, x: 0, children: [] };
+    const { parent, function: functions, line, total, own, before } = data.frames;
+    const root = { name: "all", file: "", line: 0, kind: 0, total: total[0], own: 0, depth: 0, x: 0, children: [] };
     root.path = "";
     this.frames = [root];
-    root.before = data.before;
-    this.isCompared = data.before !== undefined;
-    for (const [parent, name, file, line, kind, total, own, before] of data.frames) {
-      const above = this.frames[parent];
-      const frame = { name: data.texts[name], file: data.texts[file], line, kind, total, own, before, children: [], above };
+    root.before = before?.[0];
+    this.isCompared = before !== undefined;
+    for (let at = 1; at < parent.length; at++) {
+      const above = this.frames[parent[at]];
+      const [name, file, kind] = data.functions[functions[at]];
+      const frame = { name, file, line: line[at], kind, total: total[at], own: own[at], before: before?.[at], children: [], above };
       frame.depth = above.depth + 1;
       frame.path = hashText(frame.name + "\n" + frame.file, above.path ? parseInt(above.path, 36) : undefined).toString(36);
       above.children.push(frame);

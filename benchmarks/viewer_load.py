@@ -1,0 +1,202 @@
+"""What a click in the viewer takes on a store of ten million samples, in SQL, and in columns as `view` has them.
+
+A week of one service: 200,000 distinct stacks of 10 to 60 frames, 8 endpoints, 40 threads, 4 processes, a third of the
+samples in 500,000 traces. The answers are made as for the page, JSON included, but not sent. The same samples as rows
+of SQLite and, where it is installed, of DuckDB answer one question only: the weights of all stacks of an endpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from result import Result, main, median
+
+from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.columns import Columns, SpanKeys
+from splunk_profiler.viewer.live_store import LiveStore
+from splunk_profiler.viewer.model import Baseline, Facets, Selection, Span
+from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.store_writer import DAY_NS, StoreWriter
+
+SAMPLES, STACKS, FUNCTIONS, TRACES, SPANS_PER_TRACE = 10_000_000, 200_000, 20_000, 500_000, 2
+ENDPOINTS, THREADS, PROCESSES = 8, 40, 4
+END_NS = 1_800_000_000_000_000_000
+WEEK_NS = 7 * DAY_NS
+CLICK_LIMIT_MS = 300
+ROUNDS = 5
+SELECTED = f"GET /{ENDPOINTS // 2}"
+
+Ints = NDArray[np.int64]
+
+
+def add_stacks(recording: Recording, chosen: np.random.Generator) -> None:
+    """Add stacks that begin alike, as those of a service do: they branch from the twelfth frame on."""
+    for place in range(FUNCTIONS):
+        part = place % 200
+        recording.function_id(f"shop.part{part}.Part.step_{place}", f"/srv/shop/part{part}.py", "application")
+    packed: set[bytes] = set()
+    while len(packed) < STACKS:
+        depths = chosen.integers(10, 61, STACKS)
+        state = chosen.integers(0, ENDPOINTS, STACKS)
+        frames = np.zeros((STACKS, int(depths.max()), 2), np.int32)
+        for depth in range(frames.shape[1]):
+            branch = np.minimum(chosen.geometric(0.6, STACKS) - 1, 5) if depth >= 12 else 0
+            state = (state * 7919 + branch * 104_729 + depth * 31) % 1_000_003
+            frames[:, depth, 0] = state % FUNCTIONS
+            frames[:, depth, 1] = 10 + state % 7
+        packed.update(row[:depth].tobytes() for row, depth in zip(frames, depths, strict=True))
+    for content in sorted(packed)[:STACKS]:
+        recording.stacks.place_packed(content)
+
+
+def fill(recording: Recording, samples: int) -> None:
+    """Add the samples, their facets and the spans of a hundred traces."""
+    chosen = np.random.default_rng(7)
+    add_stacks(recording, chosen)
+    facets = [
+        recording.facets_id(
+            Facets("shop", "1.4", f"shop web {process}", f"GET /{endpoint}", f"worker-{thread}", code, state)
+        )
+        for process in range(PROCESSES)
+        for endpoint in range(ENDPOINTS)
+        for thread in range(THREADS)
+        for code in ("application", "library")
+        for state in ("running", "waiting")
+    ]
+    recording.units.update(samples="count", wall="nanoseconds")
+    recording.values.update(recording.units)
+    count = TRACES * SPANS_PER_TRACE
+    traces = np.array([b"", *(f"{place:032x}".encode() for place in range(1, TRACES + 1))])
+    trace_of = np.append(0, 1 + np.arange(count) // SPANS_PER_TRACE)
+    ids = np.array([b"", *(f"{place:016x}".encode() for place in range(1, count + 1))])
+    times = np.sort(chosen.integers(END_NS - WEEK_NS, END_NS, samples))
+    in_span = 1 + (times - times[0]) * (count - 1) // WEEK_NS  # a trace is a stretch of time
+    columns = Columns(
+        times,
+        (chosen.zipf(1.2, samples) % STACKS).astype(np.int32),
+        np.array(facets, np.int32)[chosen.integers(0, len(facets), samples)],
+        np.where(chosen.random(samples) < 1 / 3, in_span, 0).astype(np.int32),
+        {"samples": np.ones(samples, np.uint8), "wall": np.full(samples, 1_000_000_000, np.uint32)},
+        SpanKeys(traces, trace_of, ids),
+    )
+    recording.loaded.append(columns)
+    for trace in range(1, 101):
+        keys = [f"{place:016x}" for place in range((trace - 1) * SPANS_PER_TRACE + 1, trace * SPANS_PER_TRACE + 1)]
+        spans = [Span(key, "", SELECTED, "shop", int(times[0]), int(times[0]) + 10**9, ()) for key in keys]
+        recording.spans[f"{trace:032x}"] = {span.id: span for span in spans}
+
+
+def clicks(answers: Answers) -> dict[str, Callable[[], Any]]:
+    """Return what the page asks for, by name."""
+    whole = Selection("wall")
+    endpoint = Selection("wall", filters={"endpoint": frozenset({SELECTED})})
+    day = Selection("wall", END_NS - DAY_NS, END_NS)
+    trace = f"{7:032x}"
+    of_trace = Selection("wall", filters={"trace": frozenset({trace})})
+    name = "shop.part0.Part.step_0", "/srv/shop/part0.py"
+    return {
+        "overview": answers.overview,
+        "flame": lambda: answers.flame(whole, inverted=False),
+        "flame of an endpoint": lambda: answers.flame(endpoint, inverted=False),
+        "flame of a day": lambda: answers.flame(day, inverted=False),
+        "inverted": lambda: answers.flame(whole, inverted=True),
+        "callers": lambda: answers.flame(whole, inverted=True, function=name),
+        "difference": lambda: answers.flame(endpoint, inverted=False, baseline=Baseline(whole, "share")),
+        "top": lambda: answers.top(whole, ""),
+        "facets": lambda: answers.facets(whole),
+        "facets of an endpoint": lambda: answers.facets(endpoint),
+        "timeline": lambda: answers.timeline(whole, "endpoint"),
+        "trace": lambda: answers.trace(whole, trace),
+        "flame of a trace": lambda: answers.flame(of_trace, inverted=False),
+        "source": lambda: answers.source(whole, name),
+    }
+
+
+def times_ms(question: Callable[[], Any], rounds: int) -> list[float]:
+    """Return how long each answer took."""
+    found = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        json.dumps(question())
+        found.append(1000 * (time.perf_counter() - started))
+    return found
+
+
+def sql_times(recording: Recording, directory: Path, rounds: int) -> Iterator[tuple[str, list[float], int]]:
+    """Yield for each database its name, the times of one question in ms, and its bytes."""
+    columns = recording.loaded[0]
+    endpoints = [place for place, facets in enumerate(recording.facets) if facets.endpoint == SELECTED]
+    question = f"SELECT stack, sum(wall) FROM samples WHERE facets IN ({','.join(map(str, endpoints))}) GROUP BY stack"
+    arrays = (columns.time_ns, columns.stack, columns.facets, columns.span, columns.weights["wall"])
+    path = directory / "rows.sqlite"
+    with sqlite3.connect(path) as database:
+        names = ("time_ns", "stack", "facets", "span", "wall")
+        database.execute(f"CREATE TABLE samples ({', '.join(f'{name} INTEGER' for name in names)})")
+        for first in range(0, len(columns), 100_000):
+            rows = zip(*(each[first : first + 100_000].tolist() for each in arrays), strict=True)
+            database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)
+    yield "SQLite", times_ms(lambda: database.execute(question).fetchall(), rounds), path.stat().st_size
+    database.close()
+    try:
+        import duckdb  # noqa: PLC0415  # only to compare with
+    except ModuleNotFoundError:
+        return
+    path = directory / "rows.duckdb"
+    with duckdb.connect(str(path)) as other:
+        found = dict(zip(names, arrays, strict=True))  # noqa: F841  # read by name
+        other.execute("CREATE TABLE samples AS SELECT * FROM found")
+        other.execute("CHECKPOINT")
+        yield "DuckDB", times_ms(lambda: other.execute(question).fetchall(), rounds), path.stat().st_size
+
+
+def measure(quick: bool) -> Iterator[Result]:
+    """Yield the slowest median of all clicks, and what the rows of databases take."""
+    samples, rounds = (SAMPLES // 100, 1) if quick else (SAMPLES, ROUNDS)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "store.db"
+        recording = Recording()
+        fill(recording, samples)
+        writer = StoreWriter(path)
+        started = time.perf_counter()
+        writer.add(recording)
+        written_s = time.perf_counter() - started
+        writer.close()
+        for name, found, size in sql_times(recording, Path(directory), rounds):
+            details = {"MB": size // 10**6}
+            yield Result(f"{name}: weights of the stacks of an endpoint", median(found), "ms", details=details)
+        del recording
+        started = time.perf_counter()
+        store = LiveStore(path)
+        loaded_s = time.perf_counter() - started
+        answers = Answers(store)
+        endpoint = Selection("wall", filters={"endpoint": frozenset({SELECTED})})
+        medians = {name: statistics.median(times_ms(question, rounds)) for name, question in clicks(answers).items()}
+        yield Result(
+            "slowest click in the viewer",
+            max(medians.values()),
+            "ms",
+            CLICK_LIMIT_MS,
+            details={
+                "samples": samples,
+                **{f"{name}_ms": round(value) for name, value in medians.items()},
+                "weights_of_an_endpoint_ms": median(times_ms(lambda: store.recording.weights(endpoint).sum(), rounds)),
+                "written_s": round(written_s, 1),
+                "loaded_s": round(loaded_s, 1),
+                "MB": path.stat().st_size // 10**6,
+                "peak_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+            },
+        )
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

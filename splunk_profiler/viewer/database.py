@@ -1,0 +1,158 @@
+"""The file of stored samples: a database of SQLite, written by one process and read by many. See ``docs/storage.md``.
+
+Samples are in parts of an hour, or of a day once they are summed by minute; what they refer to is in tables, once. Text
+is in JSON, since names may have lone surrogates. Requests wait in a table of their own until they are made into parts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from splunk_profiler.system.private_files import make_private, open_private
+from splunk_profiler.viewer.columns import is_span_key
+from splunk_profiler.viewer.model import Facets, Span, SpanKey
+from splunk_profiler.viewer.otlp_files import SourceError
+
+FORMAT = 1
+_APPLICATION = 0x53505053
+_MAGIC = b"SQLite format 3\0"
+_BUSY_S = 30.0
+
+_SCHEMA = f"""
+PRAGMA auto_vacuum = INCREMENTAL;
+PRAGMA journal_mode = WAL;
+BEGIN;
+CREATE TABLE requests (id INTEGER PRIMARY KEY AUTOINCREMENT, received_ns INTEGER, is_traces INTEGER, line BLOB);
+CREATE TABLE functions (id INTEGER PRIMARY KEY AUTOINCREMENT, content TEXT UNIQUE);
+CREATE TABLE stacks (id INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB UNIQUE, frames BLOB);
+CREATE TABLE facets (id INTEGER PRIMARY KEY AUTOINCREMENT, content TEXT UNIQUE);
+CREATE TABLE units (name TEXT PRIMARY KEY, unit TEXT);
+CREATE TABLE spans (trace TEXT, id TEXT, end_ns INTEGER, content TEXT, PRIMARY KEY (trace, id)) WITHOUT ROWID;
+CREATE TABLE parts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    since_ns INTEGER, until_ns INTEGER, is_summed INTEGER, names TEXT, rows INTEGER, content BLOB
+);
+CREATE TABLE unread (count INTEGER);
+CREATE INDEX parts_by_time ON parts (until_ns);
+CREATE INDEX spans_by_time ON spans (end_ns);
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {FORMAT};
+COMMIT;
+"""
+
+
+def is_database(path: Path) -> bool:
+    """Return True for a file of SQLite, of whatever content."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open a store.
+
+    Raises:
+        SourceError: it is none, of a newer format, or cannot be read.
+    """
+    # Readers of a database that is being written share memory in a file beside it.
+    is_still = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
+    with explained(path):
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_still else ''}",
+            uri=True,
+            timeout=_BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            _check(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
+    """Open a store, which is made if it is not there; only its owner can read it then.
+
+    Args:
+        path: of the file.
+        sync: transactions are on the disk when they have ended; else they survive the end of the process.
+
+    Raises:
+        SourceError: it is something else, of a newer format, or cannot be written.
+    """
+    try:
+        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
+        try:
+            make_private(descriptor)
+            is_new = not os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be written: {error.strerror}") from None
+    with explained(path):
+        connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            if is_new:
+                connection.executescript(_SCHEMA)
+            _check(connection, path)
+            connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Raise what SQLite says as a `SourceError` that names the file."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise SourceError(f"{path} cannot be used: {error}") from None
+    except sqlite3.DatabaseError as error:
+        raise damaged(path, error) from None
+
+
+def read_span_names(connection: sqlite3.Connection, keys: Iterable[SpanKey]) -> dict[SpanKey, str]:
+    """Return the names of those spans that the store has."""
+    found = {}
+    for key in keys:
+        if is_span_key(key):
+            for (content,) in connection.execute("SELECT content FROM spans WHERE trace = ? AND id = ?", key):
+                found[key] = read_span(content).name
+    return found
+
+
+def read_span(content: str) -> Span:
+    """Return a span from its JSON."""
+    span = Span(*json.loads(content))
+    return span._replace(host_stacks=tuple(span.host_stacks))
+
+
+def read_facets(content: str) -> Facets:
+    """Return facets from their JSON."""
+    facets = Facets(*json.loads(content))
+    return facets._replace(labels=tuple((name, value) for name, value in facets.labels))
+
+
+def damaged(path: Path, error: Exception) -> SourceError:
+    """Return the error for a store whose content is not what was written."""
+    return SourceError(f"{path} is damaged ({error}); what is whole in it: sqlite3 {path} .recover")
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    ((application,),) = connection.execute("PRAGMA application_id")
+    ((version,),) = connection.execute("PRAGMA user_version")
+    if application != _APPLICATION:
+        raise SourceError(f"{path} is a database of something else; name another file")
+    if version > FORMAT:
+        raise SourceError(f"{path} has format {version}, this version reads {FORMAT}: install a newer splunk-profiler")

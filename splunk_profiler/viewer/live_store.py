@@ -1,0 +1,135 @@
+"""A store of samples read into a `Recording`: each call reads the parts and requests that are new."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splunk_profiler.viewer.columns import Columns
+from splunk_profiler.viewer.database import (
+    damaged,
+    explained,
+    open_for_reading,
+    read_facets,
+    read_span,
+    read_span_names,
+)
+from splunk_profiler.viewer.model import Span
+from splunk_profiler.viewer.parts import unpack
+from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.records import RecordReader
+from splunk_profiler.viewer.stacks import Numbers
+
+
+class LiveStore:
+    """The content of a store, which another process may be writing.
+
+    Attributes:
+        version: another number after each change of `recording`.
+        unread: records of the profiling scope, and requests, that could not be read.
+
+    Raises:
+        SourceError: it is none, of a newer format, damaged, or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.version = 0
+        self.unread = 0
+        self.recording = Recording()
+        self._reader = RecordReader(self.recording)
+        self._requests: list[int] = []  # that have been read and are not in a part yet
+        self._parts: dict[int, Columns] = {}
+        self._seen: int | None = None  # the state of the file, as SQLite counts them
+        # By the store's number, which is never given again, the place in the recording.
+        self._functions, self._stacks, self._facets = (np.zeros(1, np.int32) for _ in range(3))
+        self._connection = open_for_reading(path)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what has been added since, and forget what has been deleted.
+
+        Raises:
+            SourceError: it cannot be read.
+        """
+        with explained(self.path):
+            self._connection.execute("BEGIN")  # one state of all tables
+            try:
+                self._connection.execute("SELECT 1 FROM parts LIMIT 1").fetchall()
+                ((seen,),) = self._connection.execute("PRAGMA data_version")
+                if seen != self._seen:
+                    self._read()
+                    self._seen = seen
+                    self.version += 1
+            except ValueError as error:
+                raise damaged(self.path, error) from None
+            finally:
+                self._connection.execute("COMMIT")
+        self.recording.stacks.prepare()
+
+    def spans_of(self, trace: str) -> list[Span]:
+        """Return the spans of a trace."""
+        with explained(self.path):
+            rows = self._connection.execute("SELECT content FROM spans WHERE trace = ?", (trace,)).fetchall()
+        stored = {span.id: span for span in (read_span(content) for (content,) in rows)}
+        return list({**stored, **self.recording.spans.get(trace, {})}.values())
+
+    def _read(self) -> None:
+        add = self.recording
+        self._functions = self._extended(
+            "functions", "content", self._functions, lambda text: add.function_id(*json.loads(text))
+        )
+        self._stacks = self._extended("stacks", "frames", self._stacks, self._add_stack)
+        self._facets = self._extended("facets", "content", self._facets, lambda text: add.facets_id(read_facets(text)))
+        for name, unit in self._connection.execute("SELECT name, unit FROM units"):
+            add.units[json.loads(name)] = json.loads(unit)
+        self._read_parts()
+        self._read_requests()
+        ((unread,),) = self._connection.execute("SELECT coalesce(sum(count), 0) FROM unread")
+        self.unread = unread + self._reader.unread
+
+    def _extended(self, table: str, column: str, places: Numbers, add: Callable[[Any], int]) -> Numbers:
+        """Add what is new in a table to the recording, and return the places of all."""
+        query = f"SELECT id, {column} FROM {table} WHERE id >= ? ORDER BY id"
+        found = self._connection.execute(query, (len(places),)).fetchall()
+        if not found:
+            return places
+        result = np.zeros(found[-1][0] + 1, np.int32)
+        result[: len(places)] = places
+        for place, content in found:
+            result[place] = add(content)
+        return result
+
+    def _add_stack(self, packed: bytes) -> int:
+        frames = np.frombuffer(packed, np.int32).reshape(-1, 2).copy()
+        frames[:, 0] = self._functions[frames[:, 0]]
+        return self.recording.stacks.place_packed(frames.tobytes())
+
+    def _read_parts(self) -> None:
+        found = [place for (place,) in self._connection.execute("SELECT id FROM parts")]
+        self._parts = {place: self._parts.get(place) or self._read_part(place) for place in found}
+        self.recording.loaded = list(self._parts.values())
+
+    def _read_part(self, place: int) -> Columns:
+        ((names, content),) = self._connection.execute("SELECT names, content FROM parts WHERE id = ?", (place,))
+        columns = unpack(content, json.loads(names))
+        self.recording.values.update(name for name, weights in columns.weights.items() if weights.any())
+        return replace(columns, stack=self._stacks[columns.stack], facets=self._facets[columns.facets])
+
+    def _read_requests(self) -> None:
+        found = [place for (place,) in self._connection.execute("SELECT id FROM requests ORDER BY id")]
+        if found[: len(self._requests)] != self._requests:  # some have become parts
+            self.recording.clear_added()
+            self._reader = RecordReader(self.recording)
+            self._requests = []
+        for place in found[len(self._requests) :]:
+            ((line,),) = self._connection.execute("SELECT line FROM requests WHERE id = ?", (place,))
+            self._reader.add_request(zlib.decompress(line))
+        self._reader.name_spans(read_span_names(self._connection, self._reader.nameless()))
+        self._requests = found

@@ -1,0 +1,338 @@
+"""Writes a store of samples, and keeps it small: requests become parts, old parts sums by minute, and then they go.
+
+Whatever has been appended survives the end of the process: each step is a transaction.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from splunk_profiler.system.private_files import open_private
+from splunk_profiler.viewer.columns import Columns, is_span_key
+from splunk_profiler.viewer.database import explained, open_for_writing, read_facets, read_span_names
+from splunk_profiler.viewer.model import Facets
+from splunk_profiler.viewer.otlp_files import UNKNOWN_SPAN, SourceError
+from splunk_profiler.viewer.parts import MINUTE_NS, by_minute, joined, pack, rows_of, unpack
+from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.records import RecordReader, names_of_spans
+from splunk_profiler.viewer.stacks import Numbers
+
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
+_HOLD_NS = MINUTE_NS  # requests wait for so long, for the spans of their samples
+_MAX_WAITING_BYTES = 32 << 20
+_MAX_BATCH_BYTES = 64 << 20
+_MAX_PARTS = 30  # of an hour, before they are joined
+_LATE_NS = 10 * MINUTE_NS  # after its end an hour is taken for complete
+
+
+class Limits(NamedTuple):
+    """How long samples are kept as they are, and all, and how many bytes of it."""
+
+    samples_ns: int = DAY_NS
+    all_ns: int = 7 * DAY_NS
+    max_bytes: int = 1 << 30
+
+
+class StoreWriter:
+    """A store that this process alone writes; `append` and `keep_up` may be called on different threads.
+
+    Raises:
+        SourceError: it is not one, cannot be written, or another process writes it.
+    """
+
+    def __init__(self, path: Path, limits: Limits = Limits(), *, sync: bool = False) -> None:  # noqa: B008  # immutable
+        self.path = path
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._lock_descriptor = _lock_file(Path(f"{path}.lock"))
+        try:
+            self._appending = open_for_writing(path, sync=sync)
+            self._keeping = open_for_writing(path, sync=sync)
+        except BaseException:
+            os.close(self._lock_descriptor)
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes in use."""
+        with self._lock, explained(self.path):
+            return _used_bytes(self._appending)
+
+    def append(self, request: Any, *, is_traces: bool, received_ns: int) -> None:
+        """Add a request in OTLP/JSON.
+
+        Raises:
+            SourceError: it could not be written; the store is as before.
+        """
+        line = zlib.compress(json.dumps(request, separators=(",", ":")).encode(), 1)
+        with self._lock, explained(self.path):
+            self._appending.execute(
+                "INSERT INTO requests (received_ns, is_traces, line) VALUES (?, ?, ?)", (received_ns, is_traces, line)
+            )
+
+    def add(self, recording: Recording) -> None:
+        """Add all samples and spans of a recording.
+
+        Raises:
+            SourceError: they could not be written; the store is as before.
+        """
+        with explained(self.path), _transaction(self._keeping):
+            self._add(recording)
+
+    def keep_up(self, now_ns: int, *, hold_ns: int = _HOLD_NS) -> None:
+        """Make parts of the requests that have waited for `hold_ns`, join and sum up parts, and delete old ones.
+
+        Raises:
+            SourceError: the store cannot be read or written; it is as before the step that failed.
+        """
+        with explained(self.path):
+            while self._store_requests(now_ns - hold_ns):
+                pass
+            self._join(now_ns)
+            self._sum_by_minute(now_ns)
+            if self._delete(now_ns):
+                self._clean()
+
+    def close(self) -> None:
+        """Close the store."""
+        with self._lock:
+            self._keeping.close()
+            self._appending.close()
+            os.close(self._lock_descriptor)
+
+    def _store_requests(self, until_ns: int) -> bool:
+        """Make parts of a batch of requests; return True if there may be more that are due."""
+        waiting = self._keeping.execute(
+            "SELECT id, received_ns, is_traces, length(line) FROM requests ORDER BY id"
+        ).fetchall()
+        is_full = sum(length for *_, length in waiting) > _MAX_WAITING_BYTES
+        due = [(place, length) for place, received_ns, _, length in waiting if is_full or received_ns <= until_ns]
+        if not due:
+            return False
+        sizes = np.cumsum([length for _, length in due])
+        batch = [place for place, _ in due[: 1 + int(np.searchsorted(sizes, _MAX_BATCH_BYTES))]]
+        reader = RecordReader(Recording())
+        for line in self._lines(batch):
+            reader.add_request(line)
+        for line in self._lines([place for place, _, is_traces, _ in waiting if is_traces and place > batch[-1]]):
+            reader.name_spans(names_of_spans(line))
+        reader.name_spans(read_span_names(self._keeping, reader.nameless()))
+        with _transaction(self._keeping):
+            self._add(reader.recording)
+            if reader.unread:
+                self._keeping.execute("INSERT INTO unread VALUES (?)", (reader.unread,))
+            self._keeping.execute("DELETE FROM requests WHERE id <= ?", (batch[-1],))
+        return len(batch) < len(due)
+
+    def _lines(self, places: Iterable[int]) -> Iterator[bytes]:
+        for place in places:
+            for (line,) in self._keeping.execute("SELECT line FROM requests WHERE id = ?", (place,)):
+                yield zlib.decompress(line)
+
+    def _add(self, recording: Recording) -> None:
+        functions = [self._place("functions", list(function)) for function in recording.functions]
+        stacks = self._stack_places(recording, np.array(functions, np.int32))
+        facets = np.array([self._place("facets", list(each)) for each in recording.facets], np.int32)
+        for columns in recording.columns():
+            edges = np.flatnonzero(np.diff(columns.time_ns // HOUR_NS)) + 1
+            for first, last in pairwise([0, *edges.tolist(), len(columns)]):
+                some = rows_of(columns, slice(first, last))
+                self._insert(replace(some, stack=stacks[some.stack], facets=facets[some.facets]))
+        self._keeping.executemany(
+            "INSERT OR REPLACE INTO units VALUES (?, ?)",
+            [(_json(name), _json(unit)) for name, unit in recording.units.items() if name in recording.values],
+        )
+        self._keeping.executemany(
+            "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?)",
+            [
+                (trace, span.id, span.end_ns, _json(list(span)))
+                for trace, spans in recording.spans.items()
+                for span in spans.values()
+                if is_span_key((trace, span.id))
+            ],
+        )
+
+    def _stack_places(self, recording: Recording, functions: Numbers) -> Numbers:
+        places = []
+        for stack in range(len(recording.stacks)):
+            frames = np.frombuffer(recording.stacks.packed(stack), np.int32).reshape(-1, 2).copy()
+            frames[:, 0] = functions[frames[:, 0]]
+            content = frames.tobytes()
+            digest = hashlib.blake2b(content, digest_size=16).digest()
+            places.append(self._place_of("stacks", "digest", digest, {"frames": content}))
+        return np.array(places, np.int32)
+
+    def _place(self, table: str, content: list[Any]) -> int:
+        return self._place_of(table, "content", _json(content), {})
+
+    def _place_of(self, table: str, column: str, key: str | bytes, more: dict[str, bytes]) -> int:
+        found = self._keeping.execute(f"SELECT id FROM {table} WHERE {column} = ?", (key,)).fetchone()
+        if found is None:
+            names, marks = ", ".join([column, *more]), ", ".join("?" * (1 + len(more)))
+            added = self._keeping.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", (key, *more.values()))
+            return int(added.lastrowid or 0)
+        return int(found[0])
+
+    def _insert(self, columns: Columns, *, is_summed: bool = False) -> None:
+        if len(columns):
+            since_ns, until_ns = int(columns.time_ns[0]), int(columns.time_ns[-1]) + 1
+            self._keeping.execute(
+                "INSERT INTO parts (since_ns, until_ns, is_summed, names, rows, content) VALUES (?, ?, ?, ?, ?, ?)",
+                (since_ns, until_ns, is_summed, _json(list(columns.weights)), len(columns), pack(columns)),
+            )
+
+    def _join(self, now_ns: int) -> None:
+        """Make one part of those of an hour that is over, or if there are many of them."""
+        for period, places in self._groups("NOT is_summed", HOUR_NS):
+            is_over = (period + 1) * HOUR_NS + _LATE_NS < now_ns
+            if len(places) > (1 if is_over else _MAX_PARTS):
+                with _transaction(self._keeping):
+                    self._insert(self._named(joined(self._take(places))))
+
+    def _sum_by_minute(self, now_ns: int) -> None:
+        """Make sums by minute of the samples of a day when all of them are old enough."""
+        for period, places in self._groups("1", DAY_NS):
+            if (period + 1) * DAY_NS > now_ns - self._limits.samples_ns:
+                continue
+            marks = ",".join("?" * len(places))
+            ((unsummed,),) = self._keeping.execute(
+                f"SELECT count(*) FROM parts WHERE id IN ({marks}) AND NOT is_summed", places
+            )
+            if unsummed:
+                with _transaction(self._keeping):
+                    columns = joined(self._take(places))
+                    for summed in by_minute(columns, self._processes(columns)):
+                        self._insert(summed, is_summed=True)
+
+    def _groups(self, condition: str, period_ns: int) -> list[tuple[int, list[int]]]:
+        """Return the parts that have the same values and begin in the same period."""
+        groups: dict[tuple[int, str], list[int]] = {}
+        rows = self._keeping.execute(f"SELECT since_ns / {period_ns}, names, id FROM parts WHERE {condition}")
+        for period, names, place in rows:
+            groups.setdefault((period, names), []).append(place)
+        return [(period, places) for (period, _), places in groups.items()]
+
+    def _take(self, places: Sequence[int]) -> list[Columns]:
+        """Read parts and delete them."""
+        parts = []
+        for place in places:
+            ((names, content),) = self._keeping.execute("SELECT names, content FROM parts WHERE id = ?", (place,))
+            parts.append(unpack(content, json.loads(names)))
+            self._keeping.execute("DELETE FROM parts WHERE id = ?", (place,))
+        return parts
+
+    def _named(self, columns: Columns) -> Columns:
+        """Put in the names of spans that ended after their samples had become a part."""
+        known = self._known_facets(columns)
+        unnamed = [place for place, facets in known.items() if facets.endpoint == UNKNOWN_SPAN]
+        rows = np.flatnonzero(np.isin(columns.facets, unnamed))
+        keys = {place: columns.spans.key(place) for place in np.unique(columns.span[rows]).tolist()}
+        names = read_span_names(self._keeping, keys.values())
+        facets = columns.facets.astype(np.int32)
+        for row in rows.tolist():
+            if (name := names.get(keys[int(columns.span[row])])) is not None:
+                facets[row] = self._place("facets", list(known[int(facets[row])]._replace(endpoint=name)))
+        return replace(columns, facets=facets)
+
+    def _processes(self, columns: Columns) -> Numbers:
+        """Return a number for the process of each sample."""
+        known = self._known_facets(columns)
+        numbers: dict[str, int] = {}
+        of_facets = np.zeros(max(known, default=0) + 1, np.int64)
+        for place, facets in known.items():
+            of_facets[place] = numbers.setdefault(facets.process, len(numbers))
+        return of_facets[columns.facets]
+
+    def _known_facets(self, columns: Columns) -> dict[int, Facets]:
+        found = {}
+        for place in np.unique(columns.facets).tolist():
+            ((content,),) = self._keeping.execute("SELECT content FROM facets WHERE id = ?", (place,))
+            found[place] = read_facets(content)
+        return found
+
+    def _delete(self, now_ns: int) -> bool:
+        """Delete what is too old, and the oldest while there is too much; return True if something was deleted."""
+        with _transaction(self._keeping):
+            oldest_ns = now_ns - self._limits.all_ns
+            deleted = self._keeping.execute("DELETE FROM parts WHERE until_ns < ?", (oldest_ns,)).rowcount
+        while _used_bytes(self._keeping) > self._limits.max_bytes:
+            with _transaction(self._keeping):
+                gone = self._keeping.execute(
+                    "DELETE FROM parts WHERE id = (SELECT id FROM parts ORDER BY until_ns LIMIT 1)"
+                ).rowcount
+            if not gone:
+                break
+            deleted += gone
+        return deleted > 0
+
+    def _clean(self) -> None:
+        """Delete what no part refers to any more, and give the room back."""
+        used: dict[str, set[int]] = {"stacks": set(), "facets": set()}
+        for names, content in self._keeping.execute("SELECT names, content FROM parts"):
+            columns = unpack(content, json.loads(names))
+            used["stacks"].update(np.unique(columns.stack).tolist())
+            used["facets"].update(np.unique(columns.facets).tolist())
+        functions: set[int] = set()
+        for place, frames in self._keeping.execute("SELECT id, frames FROM stacks"):
+            if place in used["stacks"]:
+                functions.update(np.frombuffer(frames, np.int32)[::2].tolist())
+        with _transaction(self._keeping):
+            for table, places in (*used.items(), ("functions", functions)):
+                known = [place for (place,) in self._keeping.execute(f"SELECT id FROM {table}")]
+                unused = [(place,) for place in known if place not in places]
+                self._keeping.executemany(f"DELETE FROM {table} WHERE id = ?", unused)
+            ((since_ns,),) = self._keeping.execute("SELECT coalesce(min(since_ns), 0) FROM parts WHERE NOT is_summed")
+            self._keeping.execute("DELETE FROM spans WHERE end_ns < ?", (since_ns,))
+        self._keeping.execute("PRAGMA incremental_vacuum").fetchall()
+        self._keeping.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _lock_file(path: Path) -> int:
+    """Return the descriptor of a file that this process alone holds."""
+    try:
+        descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise SourceError(f"{path.with_suffix('')} is being written by another process; name another file") from None
+    return descriptor
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    ((pages,), (free,), (size,)) = (
+        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
