@@ -20,7 +20,7 @@ from rich.text import Text
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.cli.receiver import ReceivedCounts, Receiver, Refusals
 from splunk_profiler.cli.signals import block_signals, wait_for_signal
-from splunk_profiler.cli.store import Store
+from splunk_profiler.cli.store import Saved, Store
 from splunk_profiler.cli.terminal import Terminal, text
 
 DEFAULT_DIRECTORY = "profiles"
@@ -29,6 +29,7 @@ _UPDATE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 5.0
 _MAX_SERVICES_SHOWN = 12
 _MEBIBYTE = 1 << 20
+_HOUR_NS = 3600 * 10**9
 
 
 @click.command()
@@ -43,6 +44,25 @@ _MEBIBYTE = 1 << 20
     type=click.Path(path_type=Path, file_okay=False),
     help="Directory to save to; what it holds already is kept.",
 )
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Save to a store in place of a directory: one file that is kept small. Needs the extra `view`.",
+)
+@click.option(
+    "--keep-days", type=click.IntRange(1), default=7, show_default=True, help="How long the store keeps samples."
+)
+@click.option(
+    "--keep-whole-hours",
+    type=click.IntRange(1),
+    default=24,
+    show_default=True,
+    help="After this the store keeps sums by minute, without traces.",
+)
+@click.option(
+    "--max-store-mib", type=click.IntRange(1), default=1024, show_default=True, help="The oldest go beyond this."
+)
 @click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End after this time.")
 @click.option("--max-records", type=click.IntRange(1), metavar="N", help="End when N samples or profiles have come in.")
 @click.option("--max-request-mib", type=click.IntRange(1, 256), default=16, show_default=True, help="Largest request.")
@@ -51,6 +71,10 @@ def collect(  # noqa: PLR0917
     host: str,
     port: int,
     output: Path,
+    store: Path | None,
+    keep_days: int,
+    keep_whole_hours: int,
+    max_store_mib: int,
     duration: float | None,
     max_records: int | None,
     max_request_mib: int,
@@ -65,27 +89,37 @@ def collect(  # noqa: PLR0917
 
     The directory gets logs.jsonl and traces.jsonl: OTLP/JSON, one request in a line, as the OpenTelemetry
     Collector's file exporter writes it. A request is acknowledged when it has been handed to the operating
-    system whole. While the disk is full, requests are refused and their senders try again. Metrics are
-    acknowledged and dropped. Only you can read the files, and the directory if it is made here. Ctrl-C ends it.
+    system whole, there or to the file of --store. While the disk is full, requests are refused and their
+    senders try again. Metrics are acknowledged and dropped. Only you can read the files, and the directory if
+    it is made here. Ctrl-C ends it.
     """
     console = Terminal()
     with block_signals():
-        store = Store(output, sync=sync)
+        limits = keep_whole_hours * _HOUR_NS, keep_days * 24 * _HOUR_NS, max_store_mib * _MEBIBYTE
+        saved: Saved = Store(output, sync=sync) if store is None else _open_store(store, limits, sync=sync)
         try:
-            receiver = Receiver(store, host, port, max_request_mib * _MEBIBYTE, _print_problem)
+            receiver = Receiver(saved, host, port, max_request_mib * _MEBIBYTE, _print_problem)
             print_line(f"listening on {receiver.address}")
             updates = _iter_counts(receiver, duration, max_records)
             if console.is_terminal:
                 with Live(console=console, auto_refresh=False, transient=True) as live:
                     for counts in updates:
-                        live.update(_draw(counts, store), refresh=True)
+                        live.update(_draw(counts, saved), refresh=True)
             else:
-                _print_lines(updates, store)
+                _print_lines(updates, saved)
             receiver.stop()
-            print_line(_summary_line(receiver.counts(), store))
-            print_line(f"saved in {output}; see it: splunk-profiler report {output}")
+            print_line(_summary_line(receiver.counts(), saved))
+            verb = "report" if store is None else "view"
+            print_line(f"saved in {saved.path}; see it: splunk-profiler {verb} {saved.path}")
         finally:
-            store.close()
+            saved.close()
+
+
+def _open_store(path: Path, limits: tuple[int, int, int], *, sync: bool) -> Saved:
+    from splunk_profiler.cli.store_file import StoreFile  # noqa: PLC0415  # of the extra `view`
+    from splunk_profiler.viewer.store_writer import Limits  # noqa: PLC0415  # the same
+
+    return StoreFile(path, Limits(*limits), _print_problem, sync=sync)
 
 
 def _print_problem(problem: str) -> None:
@@ -105,7 +139,7 @@ def _iter_counts(receiver: Receiver, duration: float | None, max_records: int | 
             return
 
 
-def _print_lines(updates: Iterator[ReceivedCounts], store: Store) -> None:
+def _print_lines(updates: Iterator[ReceivedCounts], saved: Saved) -> None:
     shown = ReceivedCounts()
     next_line = time.monotonic() + _LINE_INTERVAL_S
     for counts in updates:
@@ -113,11 +147,11 @@ def _print_lines(updates: Iterator[ReceivedCounts], store: Store) -> None:
             continue
         next_line += _LINE_INTERVAL_S
         if counts != shown:
-            print_line(_summary_line(counts, store))
+            print_line(_summary_line(counts, saved))
             shown = counts
 
 
-def _draw(counts: ReceivedCounts, store: Store) -> Group:
+def _draw(counts: ReceivedCounts, saved: Saved) -> Group:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", style="bold cyan")
     table.add_column()
@@ -125,7 +159,7 @@ def _draw(counts: ReceivedCounts, store: Store) -> Group:
     table.add_row(f"{counts.profiles:,}", "aggregated profiles")
     table.add_row(f"{counts.spans:,}", "spans")
     table.add_row(f"{counts.logs:,}", "other log records")
-    table.add_row(_format_size(store.size), f"in {store.directory}")
+    table.add_row(_format_size(saved.size), f"in {saved.path}")
     services = ", ".join(counts.services[:_MAX_SERVICES_SHOWN]) or "none yet"
     if counts.unnamed_services or len(counts.services) > _MAX_SERVICES_SHOWN:
         services += " and others"
@@ -139,13 +173,13 @@ def _draw(counts: ReceivedCounts, store: Store) -> Group:
     return Group(*lines)
 
 
-def _summary_line(counts: ReceivedCounts, store: Store) -> str:
+def _summary_line(counts: ReceivedCounts, saved: Saved) -> str:
     parts = [
         f"{counts.samples:,} samples ({_span_share(counts)} inside spans)",
         f"{counts.profiles:,} aggregated profiles" if counts.profiles else "",
         f"{counts.spans:,} spans",
         f"{counts.logs:,} other log records",
-        f"{_format_size(store.size)} in {store.directory}",
+        f"{_format_size(saved.size)} in {saved.path}",
         _refusals_text(counts.refusals),
     ]
     return " · ".join(filter(None, parts))

@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.request_size import exceeds_item_limit, fields_of
-from splunk_profiler.cli.store import LineFile, Store, StoreError
+from splunk_profiler.cli.store import RequestSink, Saved, StoreError
 from splunk_profiler.viewer.otlp_files import PROFILE_SCOPE
 
 _Handler = Callable[[bytes, grpc.ServicerContext], bytes]
@@ -100,7 +100,7 @@ class Receiver:
     """
 
     def __init__(
-        self, store: Store, host: str, port: int, max_request_bytes: int, on_problem: Callable[[str], None]
+        self, store: Saved, host: str, port: int, max_request_bytes: int, on_problem: Callable[[str], None]
     ) -> None:
         self._max_request_bytes = max_request_bytes
         self._on_problem = on_problem
@@ -138,13 +138,13 @@ class Receiver:
         """Refuse new requests, finish running ones (5 seconds at most), and end."""
         self._server.stop(_STOP_GRACE_S).wait()
 
-    def _make_handler(self, kind: Any, file: LineFile, count: Callable[[Any], ReceivedCounts]) -> _Handler:
+    def _make_handler(self, kind: Any, sink: RequestSink, count: Callable[[Any], ReceivedCounts]) -> _Handler:
         def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
             with self._request_lock:
                 request = self._parse(kind, body, context)
                 counts = count(request)
                 if counts.samples or counts.profiles or counts.logs or counts.spans:
-                    self._save(file, request, context)
+                    self._save(sink, request, context)
                 self._add(counts)
             return _ACCEPTED
 
@@ -169,9 +169,9 @@ class Receiver:
             self._add(ReceivedCounts(refusals=Refusals(malformed=1)))
             _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the request is not an {kind.DESCRIPTOR.full_name}")
 
-    def _save(self, file: LineFile, request: Message, context: grpc.ServicerContext) -> None:
+    def _save(self, sink: RequestSink, request: Message, context: grpc.ServicerContext) -> None:
         try:
-            file.append(to_json(request))
+            sink.append(to_json(request))
         except StoreError as error:
             self._add(ReceivedCounts(refusals=Refusals(not_saved=1)))
             self._set_problem(str(error))

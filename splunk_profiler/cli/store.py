@@ -16,7 +16,7 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.system.private_files import make_directory, make_private, open_private
@@ -107,6 +107,34 @@ class LineFile:
         return size + 1
 
 
+class RequestSink(Protocol):
+    """Where requests of one kind go."""
+
+    def append(self, value: Any) -> None:
+        """Add a request; `StoreError` if that fails."""
+
+
+class Saved(Protocol):
+    """Where the collector saves: `logs` and `traces` take requests, `path` is named to the user."""
+
+    path: Path
+
+    @property
+    def logs(self) -> RequestSink:
+        """Where requests of logs go."""
+
+    @property
+    def traces(self) -> RequestSink:
+        """Where requests of spans go."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in use."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
 class Store:
     """The directory in which requests are saved.
 
@@ -115,7 +143,7 @@ class Store:
     """
 
     def __init__(self, directory: Path, *, sync: bool = False) -> None:
-        self.directory = directory
+        self.path = directory
         try:
             make_directory(directory)
         except OSError as error:

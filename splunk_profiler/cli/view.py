@@ -16,8 +16,11 @@ from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.system.private_files import make_private, open_private
 from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.database import is_database
 from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.store_writer import StoreWriter
 
 
 @click.command()
@@ -41,18 +44,31 @@ from splunk_profiler.viewer.model import Selection
     metavar="FILE",
     help="Write all to one file that needs no server, and end; only you can read it.",
 )
-def view(source: Path, host: str, port: int, allowed: tuple[str, ...], opens: bool, file: Path | None) -> None:  # noqa: PLR0917
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Add all to a store, as of `collect --store`, and end.",
+)
+def view(  # noqa: PLR0917
+    source: Path, host: str, port: int, allowed: tuple[str, ...], opens: bool, file: Path | None, store: Path | None
+) -> None:
     """Show the profiles saved in SOURCE in a browser.
 
     \b
     splunk-profiler collect --output profiles &
     splunk-profiler view profiles
 
-    SOURCE is the directory of `splunk-profiler collect`, one of profiles (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY), or a
-    file that the OpenTelemetry Collector's file exporter wrote. What is added while the page is open appears on it.
+    SOURCE is the directory or the store of `splunk-profiler collect`, a directory of profiles
+    (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY), or a file that the OpenTelemetry Collector's file exporter wrote. What
+    is added while the page is open appears on it.
     Only this machine can read the page, unless --host names another address: there is no password. Ctrl-C ends it.
     """
-    answers = Answers(LiveFiles(source))
+    if store is not None:
+        save_store(source, store)
+        print_line(f"saved in {store}")
+        return
+    answers = Answers(LiveStore(source) if is_database(source) else LiveFiles(source))
     if file is not None:
         write_page(answers, file)
         print_line(f"saved in {file}")
@@ -80,6 +96,21 @@ def serve_page(
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):
             serve(make_app(answers, own_origins(host, actual_port, allowed)), listener)
+
+
+def save_store(source: Path, path: Path) -> None:
+    """Add all of a directory or a file to a store.
+
+    Raises:
+        SourceError: one cannot be read, or the other not be written.
+    """
+    files = LiveFiles(source)
+    files.refresh()
+    writer = StoreWriter(path)
+    try:
+        writer.add(files.recording)
+    finally:
+        writer.close()
 
 
 def write_page(answers: Answers, file: Path) -> None:

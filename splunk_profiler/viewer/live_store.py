@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from splunk_profiler.viewer.columns import Columns
+from splunk_profiler.viewer.columns import Columns, is_span_key
 from splunk_profiler.viewer.database import (
     damaged,
     explained,
@@ -75,6 +75,8 @@ class LiveStore:
 
     def spans_of(self, trace: str) -> list[Span]:
         """Return the spans of a trace."""
+        if not is_span_key((trace, "")):
+            return []
         with explained(self.path):
             rows = self._connection.execute("SELECT content FROM spans WHERE trace = ?", (trace,)).fetchall()
         stored = {span.id: span for span in (read_span(content) for (content,) in rows)}

@@ -32,7 +32,7 @@ OTHER = "(other)"
 _MAX_SERIES = 8
 _MAX_VALUES = 100  # of a facet
 _MAX_LABELS = 20  # that are shown as facets
-_MAX_TRACES = 1000  # of each part of a source, that are shown
+_MAX_TRACES = 200  # of each part of a source, that are shown
 _OF_SPANS = frozenset({TRACE, SPAN_ID})
 IN_USE = "inuse_"  # begins values that say what is, not what was added: those of the last profile count
 
@@ -157,7 +157,7 @@ class Recording:
     def facet_weights(self, selection: Selection) -> dict[str, list[tuple[str, int]]]:
         """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen.
 
-        Of a source in several parts a trace has its weight in those where it is one of the heaviest thousand.
+        Of a source in several parts a trace has its weight in those where it is one of the heaviest two hundred.
 
         Raises:
             ValueError: there is no such facet.

@@ -23,7 +23,7 @@ import numpy as np
 
 from splunk_profiler.system.private_files import open_private
 from splunk_profiler.viewer.columns import Columns, is_span_key
-from splunk_profiler.viewer.database import explained, open_for_writing, read_facets, read_span_names
+from splunk_profiler.viewer.database import damaged, explained, open_for_writing, read_facets, read_span_names
 from splunk_profiler.viewer.model import Facets
 from splunk_profiler.viewer.otlp_files import UNKNOWN_SPAN, SourceError
 from splunk_profiler.viewer.parts import MINUTE_NS, by_minute, joined, pack, rows_of, unpack
@@ -100,13 +100,16 @@ class StoreWriter:
         Raises:
             SourceError: the store cannot be read or written; it is as before the step that failed.
         """
-        with explained(self.path):
-            while self._store_requests(now_ns - hold_ns):
-                pass
-            self._join(now_ns)
-            self._sum_by_minute(now_ns)
-            if self._delete(now_ns):
-                self._clean()
+        try:
+            with explained(self.path):
+                while self._store_requests(now_ns - hold_ns):
+                    pass
+                self._join(now_ns)
+                self._sum_by_minute(now_ns)
+                if self._delete(now_ns):
+                    self._clean()
+        except ValueError as error:  # of `unpack`
+            raise damaged(self.path, error) from None
 
     def close(self) -> None:
         """Close the store."""
@@ -270,6 +273,8 @@ class StoreWriter:
         with _transaction(self._keeping):
             oldest_ns = now_ns - self._limits.all_ns
             deleted = self._keeping.execute("DELETE FROM parts WHERE until_ns < ?", (oldest_ns,)).rowcount
+            without_samples_ns = now_ns - self._limits.samples_ns - DAY_NS  # sums have no spans
+            self._keeping.execute("DELETE FROM spans WHERE end_ns < ?", (without_samples_ns,))
         while _used_bytes(self._keeping) > self._limits.max_bytes:
             with _transaction(self._keeping):
                 gone = self._keeping.execute(
@@ -296,8 +301,6 @@ class StoreWriter:
                 known = [place for (place,) in self._keeping.execute(f"SELECT id FROM {table}")]
                 unused = [(place,) for place in known if place not in places]
                 self._keeping.executemany(f"DELETE FROM {table} WHERE id = ?", unused)
-            ((since_ns,),) = self._keeping.execute("SELECT coalesce(min(since_ns), 0) FROM parts WHERE NOT is_summed")
-            self._keeping.execute("DELETE FROM spans WHERE end_ns < ?", (since_ns,))
         self._keeping.execute("PRAGMA incremental_vacuum").fetchall()
         self._keeping.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 

@@ -1,0 +1,76 @@
+"""The collector's store of samples: requests are appended at once, and a thread keeps the file small.
+
+Only `collect --store` imports this module, which needs the packages of the extra `view`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from splunk_profiler.cli.store import StoreError
+from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.store_writer import Limits, StoreWriter
+
+_KEEP_UP_INTERVAL_S = 15.0
+
+
+class _Requests:
+    """Where requests of one kind go."""
+
+    def __init__(self, writer: StoreWriter, *, is_traces: bool) -> None:
+        self._writer = writer
+        self._is_traces = is_traces
+
+    def append(self, value: Any) -> None:
+        """Add a request.
+
+        Raises:
+            StoreError: it could not be written; the store is as before.
+        """
+        try:
+            self._writer.append(value, is_traces=self._is_traces, received_ns=time.time_ns())
+        except SourceError as error:
+            raise StoreError(str(error)) from None
+
+
+class StoreFile:
+    """A store at `path`. `on_problem` is called with a sentence when it cannot be kept small, once for each reason.
+
+    Raises:
+        SourceError: it is something else, cannot be written, or another process writes it.
+    """
+
+    def __init__(self, path: Path, limits: Limits, on_problem: Callable[[str], None], *, sync: bool) -> None:
+        self.path = path
+        self._writer = StoreWriter(path, limits, sync=sync)
+        self._on_problem = on_problem
+        self._problem = ""
+        self.logs, self.traces = (_Requests(self._writer, is_traces=is_traces) for is_traces in (False, True))
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep_up, name="store", daemon=True)
+        self._thread.start()
+
+    @property
+    def size(self) -> int:
+        """Bytes in use."""
+        return self._writer.size
+
+    def close(self) -> None:
+        """End the thread after its step, and close the file."""
+        self._ended.set()
+        self._thread.join()
+        self._writer.close()
+
+    def _keep_up(self) -> None:
+        while not self._ended.wait(_KEEP_UP_INTERVAL_S):
+            try:
+                self._writer.keep_up(time.time_ns())
+                self._problem = ""
+            except SourceError as error:
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    self._on_problem(self._problem)
