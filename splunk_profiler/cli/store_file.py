@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from splunk_profiler.cli.store import StoreError
+from splunk_profiler.system.threads import Worker
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.store_writer import Limits, StoreWriter
 
@@ -51,8 +52,8 @@ class StoreFile:
         self._problem = ""
         self.logs, self.traces = (_Requests(self._writer, is_traces=is_traces) for is_traces in (False, True))
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep_up, name="store", daemon=True)
-        self._thread.start()
+        self._worker = Worker("store", self._keep_up)
+        self._worker.start()
 
     @property
     def size(self) -> int:
@@ -62,7 +63,7 @@ class StoreFile:
     def close(self) -> None:
         """End the thread after its step, and close the file."""
         self._ended.set()
-        self._thread.join()
+        self._worker.join(threading.TIMEOUT_MAX)
         self._writer.close()
 
     def _keep_up(self) -> None:
