@@ -16,15 +16,18 @@ from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.system.private_files import make_private, open_private
 from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.clickhouse import ClickHouse
+from splunk_profiler.viewer.clickhouse_client import is_address
 from splunk_profiler.viewer.database import is_database
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.source import Source
 from splunk_profiler.viewer.store_writer import StoreWriter
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path), default=DEFAULT_DIRECTORY)
+@click.argument("source", default=DEFAULT_DIRECTORY)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; others may read if not this."
 )
@@ -50,8 +53,25 @@ from splunk_profiler.viewer.store_writer import StoreWriter
     metavar="FILE",
     help="Add all to a store, as of `collect --store`, and end.",
 )
+@click.option(
+    "--last-hours",
+    type=click.IntRange(1, 24 * 366),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How much of ClickHouse to show.",
+)
+@click.option("--service", default="", metavar="NAME", help="Show this service alone; of ClickHouse only.")
 def view(  # noqa: PLR0917
-    source: Path, host: str, port: int, allowed: tuple[str, ...], opens: bool, file: Path | None, store: Path | None
+    source: str,
+    host: str,
+    port: int,
+    allowed: tuple[str, ...],
+    opens: bool,
+    file: Path | None,
+    store: Path | None,
+    last_hours: int,
+    service: str,
 ) -> None:
     """Show the profiles saved in SOURCE in a browser.
 
@@ -60,20 +80,26 @@ def view(  # noqa: PLR0917
     splunk-profiler view profiles
 
     SOURCE is the directory or the store of `splunk-profiler collect`, a directory of profiles
-    (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY), or a file that the OpenTelemetry Collector's file exporter wrote. What
-    is added while the page is open appears on it.
+    (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY), a file that the OpenTelemetry Collector's file exporter wrote, or a
+    database that its ClickHouse exporter writes: clickhouse://HOST/DATABASE. What is added while the page is open
+    appears on it.
     Only this machine can read the page, unless --host names another address: there is no password. Ctrl-C ends it.
     """
     if store is not None:
-        save_store(source, store)
+        save_store(Path(source), store)
         print_line(f"saved in {store}")
         return
-    answers = Answers(LiveStore(source) if is_database(source) else LiveFiles(source))
+    shown: Source
+    if is_address(source):
+        shown = ClickHouse(source, last_hours=last_hours, service=service)
+    else:
+        shown = LiveStore(Path(source)) if is_database(Path(source)) else LiveFiles(Path(source))
+    answers = Answers(shown)
     if file is not None:
         write_page(answers, file)
         print_line(f"saved in {file}")
         return
-    serve_page(answers, f"{source} is shown at", host=host, port=port, allowed=allowed, opens=opens)
+    serve_page(answers, f"{shown.name} is shown at", host=host, port=port, allowed=allowed, opens=opens)
 
 
 def serve_page(

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from splunk_profiler.viewer import exports
-from splunk_profiler.viewer.live_files import LiveFiles
-from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import TRACE, Baseline, Function, Selection
 from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.source import Source
 from splunk_profiler.viewer.stacks import Numbers
 from splunk_profiler.viewer.trees import SMALL, call_tree, line_weights, span_tree, top_table
 
@@ -34,7 +33,7 @@ _KINDS = {"application": 1, "library": 2, "standard-library": 3}
 class Answers:
     """The answers about `live`; each reads first what has been added. One at a time."""
 
-    def __init__(self, live: LiveFiles | LiveStore) -> None:
+    def __init__(self, live: Source) -> None:
         self._live = live
         self._lock = threading.Lock()
 
@@ -49,9 +48,10 @@ class Answers:
                 "since": str(since_ns),
                 "until": str(until_ns),
                 "samples": recording.count(),
-                "source": str(self._live.path),
+                "source": self._live.name,
                 "version": self._live.version,
                 "unread": self._live.unread,
+                "note": self._live.note,
             }
 
     def flame(
@@ -73,7 +73,7 @@ class Answers:
             ValueError: a facet or a way to compare that is not known.
         """
         with self._lock:
-            return _flame(self._refreshed(), selection, inverted, baseline, function)
+            return _flame(self._refreshed(selection), selection, inverted, baseline, function)
 
     def top(self, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
         """Return the functions whose name or file has the text, the most of their own first.
@@ -84,17 +84,17 @@ class Answers:
             ValueError: as for `flame`.
         """
         with self._lock:
-            return _top(self._refreshed(), selection, search, baseline)
+            return _top(self._refreshed(selection), selection, search, baseline)
 
     def facets(self, selection: Selection) -> dict[str, Any]:
         """Return the values of each facet with their weights."""
         with self._lock:
-            return _facets(self._refreshed(), selection)
+            return _facets(self._refreshed(selection), selection)
 
     def timeline(self, selection: Selection, facet: str) -> dict[str, Any]:
         """Return the weights over time, by a facet."""
         with self._lock:
-            return _timeline(self._refreshed(), selection, facet)
+            return _timeline(self._refreshed(selection), selection, facet)
 
     def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
         """Return the lines of a function with their weights: number, text, own and total.
@@ -102,7 +102,7 @@ class Answers:
         The text is empty unless the file is on this machine, and one of Python. Lines around are there without weights.
         """
         with self._lock:
-            recording = self._refreshed()
+            recording = self._refreshed(selection)
             place = recording.find_function(*function)
             weights = line_weights(recording.stacks, recording.weights(selection), place)
             unit = recording.units.get(selection.value, "count")
@@ -128,7 +128,7 @@ class Answers:
             selection.value, selection.since_ns, selection.until_ns, {**filters, TRACE: frozenset({trace})}
         )
         with self._lock:
-            recording = self._refreshed()
+            recording = self._refreshed(whole)
             rows = span_tree(self._live.spans_of(trace))
             weights = recording.span_weights(whole)
             unit = recording.units.get(selection.value, "count")
@@ -159,7 +159,7 @@ class Answers:
         if form == "html":
             return exports.html(self._everything(selection)).encode(errors="replace")
         with self._lock:
-            recording = self._refreshed()
+            recording = self._refreshed(selection)
             stacks, functions = list(recording.stacks.weighted(recording.weights(selection))), recording.functions
             unit = recording.units.get(selection.value, "count")
         if form == "folded":
@@ -198,9 +198,9 @@ class Answers:
         }
         return {"overview": overview, "value": selection.value, "filters": filters, **times, "values": by_value}
 
-    def _refreshed(self) -> Recording:
+    def _refreshed(self, selection: Selection | None = None) -> Recording:
         self._live.refresh()
-        return self._live.recording
+        return self._live.recording if selection is None else self._live.recording_of(selection)
 
 
 def _read_source(file: Path) -> list[str]:

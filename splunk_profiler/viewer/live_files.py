@@ -8,21 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from splunk_profiler.viewer.model import Span
 from splunk_profiler.viewer.otlp_files import PROFILE_SUFFIX, REQUEST_SUFFIXES, SNAPSHOT, SourceError, find_files
 from splunk_profiler.viewer.profile_messages import decode
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader, Sender
+from splunk_profiler.viewer.source import Source
 
 _SUFFIXES = (*REQUEST_SUFFIXES, PROFILE_SUFFIX)
 _PROFILE_NAME = re.compile(r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-[0-9a-f]{8}-\d+(?P<kind>(-[a-z]+)*)\.pprof")
 
 
-class LiveFiles:
+class LiveFiles(Source):
     """The content of a directory's files, or of a file.
-
-    Attributes:
-        version: another number after each change of `recording`.
 
     Raises:
         SourceError: there are none.
@@ -30,28 +27,16 @@ class LiveFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.name = str(path)
         self.version = 0
         find_files(path, _SUFFIXES)
         self._start()
 
     def _start(self) -> None:
-        self._reader = RecordReader(Recording())
+        self.recording = Recording()
+        self._reader = RecordReader(self.recording)
         self._read_up_to: dict[Path, tuple[int, int]] = {}  # inode and offset
         self._read_profiles: set[Path] = set()  # which are never added to; a service removes the oldest
-
-    @property
-    def recording(self) -> Recording:
-        """All that has been read."""
-        return self._reader.recording
-
-    @property
-    def unread(self) -> int:
-        """Records of the profiling scope, and lines, that could not be read."""
-        return self._reader.unread
-
-    def spans_of(self, trace: str) -> list[Span]:
-        """Return the spans of a trace."""
-        return list(self.recording.spans.get(trace, {}).values())
 
     def refresh(self) -> None:
         """Read what has been added since; all from the start if a file was replaced or cut.
@@ -62,6 +47,7 @@ class LiveFiles:
         try:
             for file in self._known_files():
                 self._read(file)
+            self.unread = self._reader.unread
         except OSError as error:
             raise SourceError(f"{self.path} cannot be read: {error.strerror}") from None
 

@@ -24,15 +24,12 @@ from splunk_profiler.viewer.model import Span
 from splunk_profiler.viewer.parts import unpack
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
+from splunk_profiler.viewer.source import Source
 from splunk_profiler.viewer.stacks import Numbers
 
 
-class LiveStore:
+class LiveStore(Source):
     """The content of a store, which another process may be writing.
-
-    Attributes:
-        version: another number after each change of `recording`.
-        unread: records of the profiling scope, and requests, that could not be read.
 
     Raises:
         SourceError: it is none, of a newer format, damaged, or cannot be read.
@@ -40,8 +37,7 @@ class LiveStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.version = 0
-        self.unread = 0
+        self.name = str(path)
         self.recording = Recording()
         self._reader = RecordReader(self.recording)
         self._requests: list[int] = []  # that have been read and are not in a part yet

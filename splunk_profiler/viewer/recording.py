@@ -132,6 +132,10 @@ class Recording:
         ends = [(int(each.time_ns[0]), int(each.time_ns[-1])) for each in self.columns() if len(each)]
         return (min(first for first, _ in ends), max(last for _, last in ends) + 1) if ends else (0, 0)
 
+    def has_trace(self, trace: str) -> bool:
+        """Return True if any sample is of that trace."""
+        return any((columns.spans.traces == trace.encode()).any() for columns in self.columns())
+
     def weights(self, selection: Selection) -> Numbers:
         """Return the weight of each stack in a selection.
 

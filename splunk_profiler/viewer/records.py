@@ -42,7 +42,7 @@ _TEXT_UNITS = {"samples": "count", "wall": "nanoseconds"}
 _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
 # Labels that have a facet of their own, and ids.
 _NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.name", "thread.state", "trace_id"}
-_HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
+HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
 _MAX_LINE = (1 << 31) - 1
 
 
@@ -135,6 +135,30 @@ class RecordReader:
             span = named.get("trace_id", ""), named.get("span_id", "")
             self._add(message.time_nanos, stack, facets, weights, span)
 
+    def add_text(
+        self, sender: Sender, body: str, time_ns: int, weights: dict[str, int], *, span: SpanKey, endpoint: str = ""
+    ) -> None:
+        """Read a sample, or several with the same text, whose `weights` are those of texts.
+
+        Without an endpoint the name of the span is that, which may come later.
+
+        Raises:
+            DumpError: the body is not a call stack.
+        """
+        dump = parse(body)
+        places = [
+            Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
+            for call in dump.calls
+        ]
+        trace_id, span_id = (each if each.strip("0") else "" for each in span)
+        named = endpoint or (self._span_names.get(span, UNKNOWN_SPAN) if span_id else OUTSIDE)
+        state = "running" if dump.running else "waiting"
+        facets = Facets(*sender, named, dump.thread_name, _code(places), state)
+        self.recording.units.update(_TEXT_UNITS)
+        place = self._add(time_ns, places, facets, weights, (trace_id, span_id))
+        if not endpoint and named == UNKNOWN_SPAN:
+            self._nameless.setdefault(span, []).append(place)
+
     def _add(
         self, time_ns: int, places: list[Place], facets: Facets, weights: dict[str, int], span: SpanKey
     ) -> SamplePlace:
@@ -176,27 +200,11 @@ class RecordReader:
             if described.get(DATA_FORMAT) == PROFILE_FORMAT:
                 self.add_message(sender, decode_body(body))
             elif data_type == CPU:
-                self._add_text(sender, record, body, parse_int(described.get("source.event.period")))
+                period_ms = parse_int(described.get("source.event.period"))
+                weights = {"samples": 1, "wall": parse_int(period_ms * 1_000_000)}
+                self.add_text(sender, body, parse_int(record.get("timeUnixNano")), weights, span=span_key(record))
         except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
             self.unread += 1
-
-    def _add_text(self, sender: Sender, record: dict[str, Any], body: str, period_ms: int) -> None:
-        dump = parse(body)
-        places = [
-            Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
-            for call in dump.calls
-        ]
-        key = span_key(record)
-        in_span = key[1].strip("0") != ""
-        endpoint = self._span_names.get(key, UNKNOWN_SPAN) if in_span else OUTSIDE
-        state = "running" if dump.running else "waiting"
-        facets = Facets(*sender, endpoint, dump.thread_name, _code(places), state)
-        self.recording.units.update(_TEXT_UNITS)
-        weights = {"samples": 1, "wall": parse_int(period_ms * 1_000_000)}
-        span = key[0] if key[0].strip("0") else "", key[1] if in_span else ""
-        place = self._add(parse_int(record.get("timeUnixNano")), places, facets, weights, span)
-        if in_span and key not in self._span_names:
-            self._nameless.setdefault(key, []).append(place)
 
 
 def names_of_spans(line: bytes | str) -> dict[SpanKey, str]:
@@ -208,7 +216,7 @@ def names_of_spans(line: bytes | str) -> dict[SpanKey, str]:
 
 def _span(span: dict[str, Any], key: SpanKey, service: str) -> Span:
     start_ns, end_ns = (parse_int(span.get(f"{each}TimeUnixNano")) for each in ("start", "end"))
-    stacks = attributes(span).get(_HOST_STACKS)
+    stacks = attributes(span).get(HOST_STACKS)
     values = stacks.get("values", ()) if isinstance(stacks, dict) else ()
     host_stacks = tuple(str(value.get("stringValue", "")) for value in values)
     parent = str(span.get("parentSpanId", "")).lower()

@@ -72,7 +72,7 @@ class BuiltStacks:
     Attributes:
         stack_of: the stack of a position.
         member_stacks, member_functions: each pair of a stack and a function in it, once.
-        function_lines: a line of each function.
+        function_lines: the first line of each function that any stack has.
     """
 
     def __init__(self, frames: array[int], starts: array[int]) -> None:
@@ -84,8 +84,8 @@ class BuiltStacks:
         keys = self.stack_of.astype(np.int64) * max(self.function_count, 1) + self.functions
         members = np.unique(keys, return_index=True)[1]
         self.member_stacks, self.member_functions = self.stack_of[members], self.functions[members]
-        self.function_lines = np.zeros(self.function_count, np.int32)
-        self.function_lines[self.functions[::-1]] = self.lines[::-1]  # the first one stays
+        self.function_lines = np.full(self.function_count, np.iinfo(np.int32).max, np.int32)
+        np.minimum.at(self.function_lines, self.functions, self.lines)
         self._orders: dict[bool, tuple[Numbers, Numbers]] = {}
 
     def order(self, inverted: bool) -> tuple[Numbers, Numbers]:

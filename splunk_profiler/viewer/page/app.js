@@ -226,6 +226,9 @@ function focusOn(name, file) {
 function fillHead() {
   fillNotices();
   byId("source").textContent = byId("source").title = clean(overview.source);
+  const unread = overview.unread ? `${overview.unread.toLocaleString()} records could not be read. ` : "";
+  byId("note").textContent = unread + clean(overview.note);
+  byId("note").hidden = !byId("note").textContent;
   const options = overview.values.map(({ name }) => [name, NAMES[name] ?? name.replaceAll("_", " ")]);
   fillSelect(byId("value"), options, value());
   fillSelect(byId("by"), overview.facets.map((name) => [name, facetName(name)]), state.get("by") || "service");

@@ -1,0 +1,288 @@
+"""The records that the Collector's exporter wrote to ClickHouse, read into a `Recording`.
+
+Samples as text are counted there: equal stacks of a thread in a step of time are one row, and each text of a stack is
+sent once. Profiles are decoded here. Only the heaviest traces keep their ids; another one is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, parse_address
+from splunk_profiler.viewer.columns import is_span_key
+from splunk_profiler.viewer.model import TRACE, Selection, Span
+from splunk_profiler.viewer.otlp_files import (
+    ALLOCATION,
+    CPU,
+    DATA_FORMAT,
+    DATA_TYPE,
+    PROFILE_SCOPE,
+    SNAPSHOT,
+    SOURCE,
+    UNKNOWN_SPAN,
+    SourceError,
+    parse_int,
+)
+from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, decode_body
+from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.records import HOST_STACKS, RecordReader, Sender
+from splunk_profiler.viewer.source import Source
+
+_HOUR_NS = 3600 * 10**9
+_STEPS = 240  # of the whole time, in each of which samples are counted
+_MIN_STEP_NS = 10**9
+_LAG_NS = 30 * 10**9  # records come so much later than their time
+_REFRESH_NS = 5 * 10**9
+_MAX_ROWS = 1_000_000
+_MAX_PROFILES = 2000
+_MAX_TRACES = 100
+_MAX_SPANS = 5000
+_MAX_TRACE_RECORDINGS = 16
+_SPANS_BEFORE_NS = _HOUR_NS  # a span may have begun so long before its samples
+# The metadata line without its numbers, of which no two are equal.
+_WITHOUT_NUMBERS = r"replaceRegexpOne(l.Body, '^(\"(?:[^\"\\\\]|\\\\.)*\")[^\n]*?nid=\\S+', '\\1 #0')"
+
+
+class _Period(NamedTuple):
+    since_ns: int
+    until_ns: int
+
+
+class ClickHouse(Source):
+    """The last hours of a database; new records are added after half a minute.
+
+    Raises:
+        SourceError: the database cannot be asked, or has no records.
+    """
+
+    def __init__(self, address: str, *, last_hours: int = 1, service: str = "") -> None:
+        server = parse_address(address)
+        self.name = server.name
+        self.recording = Recording()
+        self._reader = RecordReader(self.recording)
+        self._client = ClickHouseClient(server)
+        self._service = service
+        self._last_ns = last_hours * _HOUR_NS
+        self._step_ns = max(_MIN_STEP_NS, self._last_ns // _STEPS)
+        self._traces: OrderedDict[str, Recording] = OrderedDict()
+        self._left_out = 0
+        self._asked_ns = 0
+        self._columns = self._read_columns("otel_logs")
+        if not self._columns:
+            raise SourceError(f"{self.name} has no table otel_logs: the Collector makes it with the first logs")
+        self._span_columns = self._read_columns("otel_traces")
+        newest_ns = self._newest_ns()
+        if not newest_ns:
+            of_service = f" of {service}" if service else ""
+            raise SourceError(f"{self.name} has no records of the profiler{of_service} in otel_logs")
+        self._until_ns = self._whole_steps(newest_ns - self._last_ns)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Add the records that are new, at most each few seconds.
+
+        Raises:
+            SourceError: the database cannot be asked.
+        """
+        if time.time_ns() - self._asked_ns < _REFRESH_NS:
+            return
+        newest_ns = self._newest_ns()
+        until_ns = self._whole_steps(min(newest_ns, time.time_ns() - _LAG_NS) + self._step_ns)
+        if until_ns > self._until_ns:
+            self._load(self._reader, _Period(self._until_ns, until_ns))
+            self._until_ns = until_ns
+            self.unread = self._reader.unread
+            self.version += 1
+        self._asked_ns = time.time_ns()
+
+    def recording_of(self, selection: Selection) -> Recording:
+        """Return the recording that has the traces of a selection."""
+        for trace in selection.filters.get(TRACE, ()):
+            if is_span_key((trace, "")) and trace and not self.recording.has_trace(trace):
+                return self._recording_of_trace(trace)
+        return self.recording
+
+    def spans_of(self, trace: str) -> list[Span]:
+        """Return the spans of a trace."""
+        if not self._span_columns or not is_span_key((trace, "")):
+            return []
+        host_stacks = self._attribute("SpanAttributes", HOST_STACKS, self._span_columns)
+        rows = self._client.rows(
+            f"SELECT SpanId, ParentSpanId, SpanName, ServiceName, toUnixTimestamp64Nano(Timestamp), Duration,"
+            f" {host_stacks} FROM otel_traces WHERE TraceId = {{trace:String}} ORDER BY Timestamp LIMIT {_MAX_SPANS}",
+            trace=trace,
+        )
+        return [
+            Span(span, parent, name, service, int(start_ns), int(start_ns) + int(duration_ns), _texts(stacks))
+            for span, parent, name, service, start_ns, duration_ns, stacks in rows
+        ]
+
+    def _recording_of_trace(self, trace: str) -> Recording:
+        found = self._traces.pop(trace, None)
+        if found is None:
+            reader = RecordReader(Recording())
+            self._load_texts(reader, _Period(0, self._until_ns), trace=trace)
+            found = reader.recording
+        self._traces[trace] = found
+        while len(self._traces) > _MAX_TRACE_RECORDINGS:
+            self._traces.popitem(last=False)
+        return found
+
+    def _whole_steps(self, time_ns: int) -> int:
+        return time_ns // self._step_ns * self._step_ns
+
+    def _load(self, reader: RecordReader, period: _Period) -> None:
+        self._load_texts(reader, period)
+        self._load_profiles(reader, period)
+
+    def _load_texts(self, reader: RecordReader, period: _Period, trace: str = "") -> None:
+        condition, parameters = self._condition(period, is_text=True)
+        if trace:
+            condition += " AND l.TraceId = {trace:String}"
+            parameters["trace"] = trace
+            kept = "1"
+        else:
+            kept = (
+                f"l.TraceId IN (SELECT l.TraceId FROM otel_logs AS l WHERE {condition} AND l.TraceId != ''"
+                f" GROUP BY l.TraceId ORDER BY count() DESC LIMIT {_MAX_TRACES})"
+            )
+        hash_of = f"cityHash64({_WITHOUT_NUMBERS})"
+        bodies = dict(
+            self._client.rows(
+                f"SELECT {hash_of} AS hash, any({_WITHOUT_NUMBERS}) FROM otel_logs AS l WHERE {condition}"
+                f" GROUP BY hash LIMIT {_MAX_ROWS}",
+                **parameters,
+            )
+        )
+        period_ms = f"toUInt64OrZero({self._log_attribute('source.event.period')})"
+        rows = self._client.rows(
+            f"SELECT intDiv(toUnixTimestamp64Nano(l.Timestamp), {self._step_ns}) * {self._step_ns} AS step,"
+            f" {self._sender()}, {self._endpoint()} AS endpoint, {kept} AS is_kept,"
+            f" if(is_kept, l.TraceId, '') AS trace, if(is_kept, l.SpanId, '') AS span,"
+            f" {hash_of} AS hash, count(), sum({period_ms})"
+            f" FROM otel_logs AS l {self._join(period, parameters)} WHERE {condition}"
+            f" GROUP BY ALL LIMIT {_MAX_ROWS + 1}",
+            **parameters,
+        )
+        for number, row in enumerate(rows):
+            if number == _MAX_ROWS:
+                raise SourceError(
+                    f"{self.name} has more than {_MAX_ROWS} different samples in {self._last_ns // _HOUR_NS} h:"
+                    " choose fewer hours with --last-hours, or one service with --service"
+                )
+            self._add_texts(reader, row, bodies)
+
+    @staticmethod
+    def _add_texts(reader: RecordReader, row: list[Any], bodies: dict[Any, str]) -> None:
+        step_ns, service, version, host, pid, endpoint, _, trace, span, body, count, total_ms = row
+        weights = {"samples": int(count), "wall": parse_int(int(total_ms) * 1_000_000)}
+        sender = _sender(service, version, host, pid)
+        try:
+            reader.add_text(sender, bodies.get(body, ""), int(step_ns), weights, span=(trace, span), endpoint=endpoint)
+        except ValueError:
+            reader.unread += int(count)
+
+    def _load_profiles(self, reader: RecordReader, period: _Period) -> None:
+        condition, parameters = self._condition(period, is_text=False)
+        ((count,),) = self._client.rows(f"SELECT count() FROM otel_logs AS l WHERE {condition}", **parameters)
+        rows = self._client.rows(
+            f"SELECT {self._sender()}, l.Body FROM otel_logs AS l WHERE {condition}"
+            f" ORDER BY l.Timestamp DESC LIMIT {_MAX_PROFILES}",
+            **parameters,
+        )
+        for service, version, host, pid, body in rows:
+            try:
+                reader.add_message(_sender(service, version, host, pid), decode_body(body))
+            except ValueError:
+                reader.unread += 1
+        if int(count) > _MAX_PROFILES:
+            self._left_out += int(count) - _MAX_PROFILES
+            self.note = f"{self._left_out} older profiles were left out: choose fewer hours, or one service."
+
+    def _condition(self, period: _Period, *, is_text: bool) -> tuple[str, dict[str, str | int]]:
+        """Return what records are read, and the parameters of that."""
+        formats = "'', 'text'" if is_text else f"'{PROFILE_FORMAT}'"
+        types = f"'', '{CPU}'" if is_text else f"'', '{CPU}', '{ALLOCATION}'"
+        conditions = [
+            f"l.ScopeName = '{PROFILE_SCOPE}'",
+            f"{self._log_attribute(DATA_FORMAT)} IN ({formats})",
+            f"{self._log_attribute(DATA_TYPE)} IN ({types})",
+            f"{self._log_attribute(SOURCE)} != '{SNAPSHOT}'",
+            "l.Timestamp >= fromUnixTimestamp64Nano({since:Int64})",
+            "l.Timestamp < fromUnixTimestamp64Nano({until:Int64})",
+        ]
+        if "TimestampTime" in self._columns:  # the table is ordered by it, not by `Timestamp`
+            conditions += [
+                "l.TimestampTime >= toDateTime(fromUnixTimestamp64Nano({since:Int64}))",
+                "l.TimestampTime <= toDateTime(fromUnixTimestamp64Nano({until:Int64}))",
+            ]
+        parameters: dict[str, str | int] = {"since": period.since_ns, "until": period.until_ns}
+        if self._service:
+            conditions.append("l.ServiceName = {service:String}")
+            parameters["service"] = self._service
+        return " AND ".join(conditions), parameters
+
+    def _newest_ns(self) -> int:
+        """Return the time of the newest record; 0 without one."""
+        service = " AND ServiceName = {service:String}" if self._service else ""
+        ((newest_ns,),) = self._client.rows(
+            f"SELECT max(toUnixTimestamp64Nano(Timestamp)) FROM otel_logs WHERE ScopeName = '{PROFILE_SCOPE}'{service}",
+            **({"service": self._service} if self._service else {}),
+        )
+        return int(newest_ns)
+
+    def _join(self, period: _Period, parameters: dict[str, str | int]) -> str:
+        if not self._span_columns:
+            return ""
+        parameters["spans_since"] = max(0, period.since_ns - _SPANS_BEFORE_NS)
+        return (
+            "ANY LEFT JOIN (SELECT TraceId, SpanId, SpanName FROM otel_traces"
+            " WHERE Timestamp >= fromUnixTimestamp64Nano({spans_since:Int64})"
+            " AND Timestamp < fromUnixTimestamp64Nano({until:Int64})) AS s"
+            " ON l.TraceId = s.TraceId AND l.SpanId = s.SpanId"
+        )
+
+    def _endpoint(self) -> str:
+        """Return the name of the span of a sample."""
+        name = f"if(s.SpanName = '', '{UNKNOWN_SPAN}', s.SpanName)" if self._span_columns else f"'{UNKNOWN_SPAN}'"
+        return f"if(trimLeft(replaceAll(l.SpanId, '0', ' ')) = '', '{OUTSIDE}', {name})"
+
+    def _sender(self) -> str:
+        """Return service, version, host and process as columns."""
+        names = ("service.version", "host.name", "process.pid")
+        parts = (self._attribute("l.ResourceAttributes", name, self._columns) for name in names)
+        return ", ".join(["l.ServiceName", *parts])
+
+    def _log_attribute(self, name: str) -> str:
+        return self._attribute("l.LogAttributes", name, self._columns)
+
+    @staticmethod
+    def _attribute(column: str, name: str, columns: dict[str, str]) -> str:
+        """Return an attribute as text: of a map, or of JSON, as the table has them."""
+        if columns.get(column.rpartition(".")[2], "").startswith("JSON"):
+            return f"toString({column}.{'.'.join(f'`{part}`' for part in name.split('.'))})"
+        return f"{column}['{name}']"
+
+    def _read_columns(self, table: str) -> dict[str, str]:
+        rows = self._client.rows(
+            "SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = {table:String}",
+            table=table,
+        )
+        return {name: kind for name, kind in rows}  # noqa: C416  # rows are lists
+
+
+def _sender(service: str, version: str, host: str, pid: str) -> Sender:
+    named = service or "unknown service"
+    return Sender(named, version, " ".join(part for part in (named, host, pid) if part))
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Return the texts of an array, which the exporter writes as JSON."""
+    try:
+        found = json.loads(value) if isinstance(value, str) and value else []
+    except ValueError:
+        return ()
+    return tuple(map(str, found)) if isinstance(found, list) else ()

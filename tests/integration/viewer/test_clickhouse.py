@@ -1,0 +1,237 @@
+"""The viewer on ClickHouse's engine, with the tables of the Collector's exporter in each of their forms."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import UNREACHABLE_URL, collect_batch, splunk_profiler
+from saved_samples import SPAN, TRACE, sample_line, span_line
+
+pytest.importorskip("chdb", reason="chDB is not to be had here")
+
+from clickhouse_tables import ORDERS, PASSWORD, Database, run_server
+
+from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.clickhouse import ClickHouse
+from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.trees import top_table
+
+OTHER_TRACE = "f" * 32
+SAMPLES, WALL = Selection("samples"), Selection("wall")
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with run_server(tmp_path_factory.mktemp("clickhouse")) as found:
+        yield found
+
+
+@pytest.fixture
+def database(port: int, monkeypatch: pytest.MonkeyPatch) -> Database:
+    found = Database(port, f"otel_{next(_numbers)}")
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+def of(recording: Recording, *, without: str = "") -> dict[str, Any]:
+    """Return what the page shows, but the distribution over time."""
+    top = top_table(recording.stacks, recording.weights(WALL))
+    facets = {name: dict(values) for name, values in recording.facet_weights(WALL).items() if name != without}
+    return {
+        "values": (recording.values, recording.units),
+        "facets": facets,
+        "top": {(recording.functions[row.function], row.line, row.own, row.total) for row in top},
+    }
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("data_format", ["text", "pprof-gzip-base64"])
+def test_a_database_has_the_numbers_of_the_directory_and_of_its_report(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: str, order: str
+) -> None:
+    monkeypatch.setattr("splunk_profiler.viewer.clickhouse._LAG_NS", 0)
+    collect_batch(tmp_path, data_format, 50_000, 80_000)
+    lines = [line for file in sorted(tmp_path.glob("*.jsonl")) for line in file.read_text("utf-8").splitlines()]
+    database.make_tables(order)
+    database.insert(lines)
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    shown = ClickHouse(database.address)
+    assert of(shown.recording) == of(files.recording)
+    assert (shown.unread, shown.note) == (0, "")
+    report = json.loads(splunk_profiler("report", tmp_path, "--json").stdout)
+    samples = report["samples"] if data_format == "text" else report["profiles"]["samples"]
+    assert shown.recording.weights(SAMPLES).sum() == samples > 10
+    for trace, spans in files.recording.spans.items():
+        assert {(span.id, span.name, span.parent, span.start_ns) for span in shown.spans_of(trace)} == {
+            (span.id, span.name, span.parent, span.start_ns) for span in spans.values()
+        }
+
+
+def now_ns(seconds_ago: float) -> int:
+    return time.time_ns() - int(seconds_ago * 1e9)
+
+
+def of_trace(line: str, trace: str) -> str:
+    return line.replace(TRACE, trace)
+
+
+def test_equal_samples_are_counted_in_the_database_by_step_of_time(database: Database) -> None:
+    database.make_tables("by_timestamp_time")
+    start_ns = now_ns(600) // 15_000_000_000 * 15_000_000_000  # a step of an hour
+    numbers = [sample_line(time_ns=start_ns + place * 10**9).replace("cpu=0", f"cpu={place}ms") for place in range(30)]
+    database.insert([*numbers, span_line("GET /", times_ns=(start_ns, start_ns + 10**9), host_stacks=("q83vEg==",))])
+    shown = ClickHouse(database.address)
+    assert shown.recording.count() == 2
+    assert shown.recording.weights(SAMPLES).sum() == 30
+    assert dict(shown.recording.facet_weights(WALL)["endpoint"]) == {"GET /": 30 * 10**9}
+    assert dict(shown.recording.facet_weights(WALL)["thread"]) == {"main": 30 * 10**9}
+    assert shown.spans_of(TRACE)[0].host_stacks == ("q83vEg==",)
+    assert sum(shown.recording.timeline(WALL, "service", 10).series[0].weights) == 30 * 10**9
+
+
+def test_a_trace_that_is_not_among_the_heaviest_is_read_when_it_is_asked_for(database: Database) -> None:
+    database.make_tables("by_severity")
+    time_ns = now_ns(600)
+    heavy = [of_trace(sample_line(time_ns=time_ns), f"{number:032x}") for number in range(1, 101) for _ in range(3)]
+    light = of_trace(sample_line("own.light(/light.py:3)", time_ns=time_ns), OTHER_TRACE)
+    database.insert([*heavy, light, of_trace(span_line("light", times_ns=(time_ns, time_ns + 5)), OTHER_TRACE)])
+    shown = ClickHouse(database.address)
+    assert len(shown.recording.facet_weights(SAMPLES)["trace"]) == 100
+    assert not shown.recording.has_trace(OTHER_TRACE)
+    chosen = Selection("samples", filters={"trace": frozenset({OTHER_TRACE})})
+    assert shown.recording.weights(chosen).sum() == 0
+    assert of(shown.recording_of(chosen))["top"] == {(("own.light", "/light.py", "application"), 3, 1e9, 1e9)}
+    answer = Answers(shown).trace(SAMPLES, OTHER_TRACE)
+    assert [row[:3] + row[6:7] for row in answer["rows"]] == [[SPAN, 0, "light", 1]]
+    assert Answers(shown).flame(chosen, inverted=False)["total"] == 1
+    assert Answers(shown).flame(SAMPLES, inverted=False)["total"] == 301
+
+
+def test_only_the_last_hours_and_one_service_are_read(database: Database) -> None:
+    database.make_tables("json")
+    database.insert(
+        [
+            sample_line(time_ns=now_ns(600)),
+            sample_line(time_ns=now_ns(3 * 3600), service="old"),
+            sample_line(time_ns=now_ns(700), service="other's \\ \n\t{x:String}"),
+        ]
+    )
+
+    def services(**options: Any) -> set[str]:
+        found = ClickHouse(database.address, **options).recording.facet_weights(SAMPLES)["service"]
+        return {name for name, _ in found}
+
+    assert services() == {"shop", "other's \\ \n\t{x:String}"}
+    assert services(last_hours=4) == {"shop", "old", "other's \\ \n\t{x:String}"}
+    assert services(service="other's \\ \n\t{x:String}") == {"other's \\ \n\t{x:String}"}
+    with pytest.raises(SourceError, match="has no records of the profiler of ' OR 1=1 -- in otel_logs"):
+        services(service="' OR 1=1 --")
+
+
+def test_new_records_are_added_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=now_ns(600))])
+    shown = ClickHouse(database.address)
+    version = shown.version
+    database.insert([sample_line(time_ns=now_ns(300))])
+    shown.refresh()
+    assert shown.version == version  # not that soon
+    monkeypatch.setattr("splunk_profiler.viewer.clickhouse._REFRESH_NS", 0)
+    shown.refresh()
+    shown.refresh()
+    assert shown.version == version + 1
+    assert shown.recording.weights(SAMPLES).sum() == 2
+
+
+def test_records_that_are_no_samples_are_left_out_or_counted(database: Database) -> None:
+    database.make_tables("by_timestamp_time", with_traces=False)
+    good = sample_line(time_ns=now_ns(600))
+    attribute = '"attributes": [{"key": "source.event.period"'
+    assert attribute in good
+
+    def described(name: str, value: str) -> str:
+        more = json.dumps({"key": name, "value": {"stringValue": value}})
+        return good.replace(attribute, attribute.replace("[", f"[{more}, "))
+
+    database.insert(
+        [
+            good,
+            described("profiling.instrumentation.source", "snapshot"),
+            described("profiling.data.format", "pprof-gzip-base64"),
+            good.replace('\\"main\\"', "main"),
+            good.replace("otel.profiling", "application"),
+        ]
+    )
+    shown = ClickHouse(database.address)
+    assert shown.recording.weights(SAMPLES).sum() == 1
+    assert shown.unread == 2
+    assert dict(shown.recording.facet_weights(SAMPLES)["endpoint"]) == {"(span not received)": 1}
+    assert shown.spans_of(TRACE) == []
+
+
+def test_hostile_names_are_names(database: Database) -> None:
+    database.make_tables("by_timestamp_time")
+    names = ["<script>alert(1)</script>", "x" * 10_000, "\U0001f525", "\u202egnp.exe", "'\"`${alert}`\\", "a\\x00b"]
+    time_ns = now_ns(600)
+    for place, name in enumerate(names, 1):
+        sample = sample_line(f"m.{name}(/a.py:1)", service=name, time_ns=time_ns, span=f"{place:016x}")
+        database.insert([sample, span_line(name, f"{place:016x}", times_ns=(time_ns, time_ns))])
+    shown = ClickHouse(database.address)
+    for facet in ("service", "endpoint"):
+        assert {name for name, _ in shown.recording.facet_weights(SAMPLES)[facet]} == set(names)
+
+
+def test_what_is_wrong_is_said_without_the_password(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def error(address: str) -> str:
+        with pytest.raises(SourceError) as raised:
+            ClickHouse(address)
+        assert PASSWORD not in str(raised.value)
+        assert "hidden" not in str(raised.value)
+        return str(raised.value)
+
+    server = f"http://127.0.0.1:{database.port}"
+    missing = f"{server}/{database.name} has no table otel_logs: the Collector makes it with the first logs"
+    assert error(database.address) == missing
+    database.make_tables("by_severity")
+    assert error(database.address) == f"{server}/{database.name} has no records of the profiler in otel_logs"
+    assert error(f"clickhouse://127.0.0.1:{database.port}/missing") == f"{server}/missing: there is no such database"
+    unreachable = UNREACHABLE_URL.partition("://")[2]
+    assert "cannot be reached" in error(f"clickhouse://me:hidden@{unreachable}/otel")
+    refused = error(f"clickhouse://me:hidden@127.0.0.1:{database.port}/{database.name}")
+    assert "refuses the user me: set CLICKHOUSE_USER and CLICKHOUSE_PASSWORD" in refused
+    for address in (
+        "clickhouse://host",
+        "clickhouse:///otel",
+        "clickhouse://host:port/otel",
+        "clickhouses://host/otel?hidden=1",
+    ):
+        assert "is not of the form" in error(address)
+    monkeypatch.setenv("CLICKHOUSE_PASSWORD", "hidden")
+    assert "refuses the user reader" in error(database.address)
+
+
+def test_the_page_can_be_saved_from_a_database(database: Database, tmp_path: Path) -> None:
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line("own.function(/own.py:3)", time_ns=now_ns(600))])
+    page = tmp_path / "page.html"
+    saved = splunk_profiler("view", database.address, "--html", page, env=database.environment)
+    assert (saved.returncode, saved.stderr) == (0, "")
+    content = page.read_text("utf-8")
+    assert "own.function" in content
+    assert PASSWORD not in content
+    failed = splunk_profiler("view", database.address, "--service", "nothing", env=database.environment)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    said = f"http://127.0.0.1:{database.port}/{database.name} has no records of the profiler of nothing in otel_logs"
+    assert failed.stderr == f"splunk-profiler: error: {said}\n"
