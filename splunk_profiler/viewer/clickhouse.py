@@ -32,7 +32,7 @@ from splunk_profiler.viewer.records import HOST_STACKS, RecordReader, Sender
 from splunk_profiler.viewer.source import Source
 
 _HOUR_NS = 3600 * 10**9
-_STEPS = 240  # of the whole time, in each of which samples are counted
+_STEPS = 120  # of the whole time, in each of which samples are counted
 _MIN_STEP_NS = 10**9
 _LAG_NS = 30 * 10**9  # records come so much later than their time
 _REFRESH_NS = 5 * 10**9

@@ -6,12 +6,14 @@ traces are left out, because the samples of all threads include them.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from splunk_profiler.viewer.dumps import parse
-from splunk_profiler.viewer.model import Facets, Frame, Sample, Span, SpanKey
+from splunk_profiler.viewer.dumps import Dump, parse
+from splunk_profiler.viewer.model import Facets, Sample, Span, SpanKey
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -43,6 +45,7 @@ _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
 # Labels that have a facet of their own, and ids.
 _NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.name", "thread.state", "trace_id"}
 HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
+_FRAME = struct.Struct("=ii")  # function and line
 _MAX_LINE = (1 << 31) - 1
 
 
@@ -73,6 +76,7 @@ class RecordReader:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.unread = 0
+        self._stacks: dict[bytes, tuple[int, str]] = {}  # by the digest of their text
         self._span_names: dict[SpanKey, str] = {}
         self._nameless: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
 
@@ -110,7 +114,7 @@ class RecordReader:
             places = read_places(message)
             samples = [
                 (
-                    [places[location] for location in sample.location_id],
+                    list(sample.location_id),
                     {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
                     dict(zip(units, sample.value, strict=True)),
                 )
@@ -121,19 +125,21 @@ class RecordReader:
         self.recording.units.update(units)
         if any(name.startswith(IN_USE) for name in units):
             self.recording.note_heap(sender.process, message.time_nanos)
-        for stack, labels, weights in samples:
+        frames = {location: self._pack(place) for location, place in places.items()}
+        for locations, labels, weights in samples:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}
             state = named.get("thread.state", "")
             facets = Facets(
                 *sender,
-                endpoint_name(stack, named),
+                endpoint_name([places[locations[0]]] if locations else [], named),
                 named.get("thread.name", ""),
-                _code(stack),
+                places[locations[0]].kind if locations else "",
                 _STATES.get(state, state),
                 tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
             )
+            stack = self.recording.stacks.place_packed(b"".join(frames[location] for location in reversed(locations)))
             span = named.get("trace_id", ""), named.get("span_id", "")
-            self._add(message.time_nanos, stack, facets, weights, span)
+            self.recording.add(Sample(message.time_nanos, stack, self.recording.facets_id(facets), weights, span))
 
     def add_text(
         self, sender: Sender, body: str, time_ns: int, weights: dict[str, int], *, span: SpanKey, endpoint: str = ""
@@ -146,33 +152,33 @@ class RecordReader:
             DumpError: the body is not a call stack.
         """
         dump = parse(body)
-        places = [
-            Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
-            for call in dump.calls
-        ]
+        stack, code = self._stack_of(body.partition("\n")[2], dump)
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
         named = endpoint or (self._span_names.get(span, UNKNOWN_SPAN) if span_id else OUTSIDE)
         state = "running" if dump.running else "waiting"
-        facets = Facets(*sender, named, dump.thread_name, _code(places), state)
+        facets = Facets(*sender, named, dump.thread_name, code, state)
         self.recording.units.update(_TEXT_UNITS)
-        place = self._add(time_ns, places, facets, weights, (trace_id, span_id))
+        sample = Sample(time_ns, stack, self.recording.facets_id(facets), weights, (trace_id, span_id))
+        place = self.recording.add(sample)
         if not endpoint and named == UNKNOWN_SPAN:
             self._nameless.setdefault(span, []).append(place)
 
-    def _add(
-        self, time_ns: int, places: list[Place], facets: Facets, weights: dict[str, int], span: SpanKey
-    ) -> SamplePlace:
-        """Add a sample whose places are leaf first."""
-        recording = self.recording
-        frames = tuple(
-            Frame(
-                recording.function_id(place.function, place.file, place.kind),
-                place.line if 0 <= place.line <= _MAX_LINE else 0,
-            )
-            for place in reversed(places)
-        )
-        sample = Sample(time_ns, recording.stack_id(frames), recording.facets_id(facets), weights, span)
-        return recording.add(sample)
+    def _stack_of(self, text: str, dump: Dump) -> tuple[int, str]:
+        """Return the stack of a text, and whose code its leaf is; equal texts are read once."""
+        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+        if digest not in self._stacks:
+            calls = dump.calls
+            places = [
+                Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", "")) for call in calls
+            ]
+            stack = self.recording.stacks.place_packed(b"".join(map(self._pack, reversed(places))))
+            self._stacks[digest] = stack, places[0].kind if places else ""
+        return self._stacks[digest]
+
+    def _pack(self, place: Place) -> bytes:
+        """Return a place as a frame of the table of stacks."""
+        function = self.recording.function_id(place.function, place.file, place.kind)
+        return _FRAME.pack(function, place.line if 0 <= place.line <= _MAX_LINE else 0)
 
     def _add_spans(self, resource: dict[str, Any]) -> None:
         service = sender_of(resource).service
@@ -221,7 +227,3 @@ def _span(span: dict[str, Any], key: SpanKey, service: str) -> Span:
     host_stacks = tuple(str(value.get("stringValue", "")) for value in values)
     parent = str(span.get("parentSpanId", "")).lower()
     return Span(key[1], parent, str(span.get("name", "")), service, start_ns, max(start_ns, end_ns), host_stacks)
-
-
-def _code(places: list[Place]) -> str:
-    return places[0].kind if places else ""

@@ -89,16 +89,16 @@ def of_trace(line: str, trace: str) -> str:
 
 def test_equal_samples_are_counted_in_the_database_by_step_of_time(database: Database) -> None:
     database.make_tables("by_timestamp_time")
-    start_ns = now_ns(600) // 15_000_000_000 * 15_000_000_000  # a step of an hour
-    numbers = [sample_line(time_ns=start_ns + place * 10**9).replace("cpu=0", f"cpu={place}ms") for place in range(30)]
+    start_ns = now_ns(600) // 30_000_000_000 * 30_000_000_000  # a step of an hour
+    numbers = [sample_line(time_ns=start_ns + place * 10**9).replace("cpu=0", f"cpu={place}ms") for place in range(60)]
     database.insert([*numbers, span_line("GET /", times_ns=(start_ns, start_ns + 10**9), host_stacks=("q83vEg==",))])
     shown = ClickHouse(database.address)
     assert shown.recording.count() == 2
-    assert shown.recording.weights(SAMPLES).sum() == 30
-    assert dict(shown.recording.facet_weights(WALL)["endpoint"]) == {"GET /": 30 * 10**9}
-    assert dict(shown.recording.facet_weights(WALL)["thread"]) == {"main": 30 * 10**9}
+    assert shown.recording.weights(SAMPLES).sum() == 60
+    assert dict(shown.recording.facet_weights(WALL)["endpoint"]) == {"GET /": 60 * 10**9}
+    assert dict(shown.recording.facet_weights(WALL)["thread"]) == {"main": 60 * 10**9}
     assert shown.spans_of(TRACE)[0].host_stacks == ("q83vEg==",)
-    assert sum(shown.recording.timeline(WALL, "service", 10).series[0].weights) == 30 * 10**9
+    assert sum(shown.recording.timeline(WALL, "service", 10).series[0].weights) == 60 * 10**9
 
 
 def test_a_trace_that_is_not_among_the_heaviest_is_read_when_it_is_asked_for(database: Database) -> None:
