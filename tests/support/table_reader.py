@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection
+from pathlib import Path
 
 from host_reading import TABLE_BYTES
 
@@ -18,6 +19,7 @@ from splunk_profiler.inspector import Reader
 from splunk_profiler.inspector.architecture import ARCHITECTURES
 from splunk_profiler.inspector.memory import Memory
 from splunk_profiler.inspector.model import ThreadReading
+from splunk_profiler.inspector.proc_files import read_task
 from splunk_profiler.inspector.process import Process
 from splunk_profiler.inspector.thread_reader import ThreadReader
 from splunk_profiler.inspector.tracer import Tracer
@@ -54,7 +56,9 @@ class TableReader:
 
     def sample(self, tids: Collection[int] = ()) -> list[tuple[ThreadReading, bytes]]:
         """Read these threads, by default all, each with the table in the same stop."""
-        tasks = {task.tid: task for task in self._process.tasks() if task.can_stop and (not tids or task.tid in tids)}
+        folder = Path(f"/proc/{self._process.pid}/task")
+        found_tasks = [read_task(folder / str(tid)) for tid in tids] if tids else self._process.tasks()
+        tasks = {task.tid: task for task in found_tasks if task is not None and task.can_stop}
 
         def read(tid: int) -> tuple[ThreadReading | None, bytes]:
             reading = self._thread_reader.read(tasks[tid], self.variables, code=False)

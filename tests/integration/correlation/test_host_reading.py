@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,18 +21,21 @@ pytest.importorskip("elftools", reason="pyelftools, with which the inspector rea
 
 _SINGLE_THREAD_SCENARIOS = {"asyncio_tasks", "uvloop_tasks", "eager_tasks", "greenlets"}
 _MIN_READINGS_OF_KIND = 50
+_TURNS_UNTIL_ALL = 20
 
 
 def _judge_readings(scenario: str, reads: int) -> dict[str, Any]:
     """Judge that many readings, half of them with the limits of real host profilers; what the target has counted."""
     judge = JudgeOfIds() if scenario == "contexts" else Judge()
+    turns = count()
     with publishing_target("span_switching.py", scenario) as target:
         address = int(target.line("ready"))
         for strict_host, min_readings in ((False, reads // 2), (True, reads)):
             with TableReader(target.pid, address, strict_host=strict_host) as reader:
                 while not _has_enough_readings(judge, min_readings):
-                    single_tids = judge.tids if scenario in _SINGLE_THREAD_SCENARIOS else ()
-                    for reading, table in reader.sample(single_tids):
+                    # Others than those that have been seen at work are looked for now and then.
+                    is_complete = scenario in _SINGLE_THREAD_SCENARIOS or next(turns) % _TURNS_UNTIL_ALL
+                    for reading, table in reader.sample(judge.tids if is_complete else ()):
                         judge.judge(reading, table)
                     assert not judge.wrong, f"after {judge.judged} readings: {judge.wrong[0]}"
         target.tell("stop")
