@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -103,11 +102,10 @@ def measure(quick: bool) -> Iterator[Result]:
     records, profiles, rounds = (RECORDS // 100, PROFILES // 100, 1) if quick else (RECORDS, PROFILES, ROUNDS)
     with tempfile.TemporaryDirectory() as directory, run_server(Path(directory)) as port:
         database = Database(port, "otel")
-        os.environ.update(database.environment)
         fill(database, records, profiles)
         shown: list[ClickHouse] = []
-        loaded_ms = time_ms(lambda: shown.append(ClickHouse(database.address)))
-        one_ms = time_ms(lambda: ClickHouse(database.address, service="service-7"))
+        loaded_ms = time_ms(lambda: shown.append(ClickHouse(database.address, database.environment)))
+        one_ms = time_ms(lambda: ClickHouse(database.address, database.environment, service="service-7"))
         answers = Answers(shown[0])
         wall = Selection("wall")
         chosen = Selection("wall", filters={"service": frozenset({"service-7"})})

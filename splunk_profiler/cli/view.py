@@ -14,6 +14,7 @@ import click
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
+from splunk_profiler.config import environment
 from splunk_profiler.system.private_files import make_private, open_private
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
@@ -91,7 +92,7 @@ def view(  # noqa: PLR0917
         return
     shown: Source
     if is_address(source):
-        shown = ClickHouse(source, last_hours=last_hours, service=service)
+        shown = ClickHouse(source, environment(), last_hours=last_hours, service=service)
     else:
         shown = LiveStore(Path(source)) if is_database(Path(source)) else LiveFiles(Path(source))
     answers = Answers(shown)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from splunk_profiler.capture.events import registered_kinds
 from splunk_profiler.config import Config
 from splunk_profiler.model import Sink
 from splunk_profiler.pipeline import aggregator, record_memory
@@ -37,6 +36,8 @@ def make_pipeline(config: Config, deliver: Deliver) -> StreamPipeline:
     def make_records(pipeline: StreamPipeline) -> RecordPipeline:
         if not config.sends_profiles:
             return SamplePipeline(deliver)
+        from splunk_profiler.capture.events import registered_kinds  # noqa: PLC0415  # with what captures: not for text
+
         live = (LIVE_HEAP,) if config.memory_enabled else ()
         kinds = (*registered_kinds(config), LOOP_BLOCKED, *live)
         return ProfilePipeline(deliver, config.export_interval_ns, kinds, pipeline)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, parse_address
@@ -58,8 +59,18 @@ class ClickHouse(Source):
         SourceError: the database cannot be asked, or has no records.
     """
 
-    def __init__(self, address: str, *, last_hours: int = 1, service: str = "") -> None:
-        server = parse_address(address)
+    def __init__(
+        self,
+        address: str,
+        environment: Mapping[str, str],
+        *,
+        last_hours: int = 1,
+        service: str = "",
+        lag_ns: int = _LAG_NS,
+        refresh_ns: int = _REFRESH_NS,
+    ) -> None:
+        server = parse_address(address, environment)
+        self._lag_ns, self._refresh_ns = lag_ns, refresh_ns
         self.name = server.name
         self.recording = Recording()
         self._reader = RecordReader(self.recording)
@@ -87,10 +98,10 @@ class ClickHouse(Source):
         Raises:
             SourceError: the database cannot be asked.
         """
-        if time.time_ns() - self._asked_ns < _REFRESH_NS:
+        if time.time_ns() - self._asked_ns < self._refresh_ns:
             return
         newest_ns = self._newest_ns()
-        until_ns = self._whole_steps(min(newest_ns, time.time_ns() - _LAG_NS) + self._step_ns)
+        until_ns = self._whole_steps(min(newest_ns, time.time_ns() - self._lag_ns) + self._step_ns)
         if until_ns > self._until_ns:
             self._load(self._reader, _Period(self._until_ns, until_ns))
             self._until_ns = until_ns

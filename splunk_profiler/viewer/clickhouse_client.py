@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -38,7 +37,7 @@ def is_address(source: str) -> bool:
     return source.partition("://")[0] in SCHEMES and "://" in source
 
 
-def parse_address(source: str) -> Server:
+def parse_address(source: str, environment: Mapping[str, str]) -> Server:
     """Parse ``clickhouse://user:password@host:port/database``; ``clickhouses`` is over TLS.
 
     User and password may be in the environment as well: CLICKHOUSE_USER, CLICKHOUSE_PASSWORD.
@@ -56,8 +55,8 @@ def parse_address(source: str) -> Server:
     if not host or not database or "/" in database or parts.query or parts.fragment:
         example = f"{parts.scheme}://host:{usual_port}/database"
         raise SourceError(f"the address of ClickHouse is not of the form {example} (or user:password@host)")
-    user = unquote(parts.username or "") or os.environ.get("CLICKHOUSE_USER", "default")
-    password = unquote(parts.password or "") or os.environ.get("CLICKHOUSE_PASSWORD", "")
+    user = unquote(parts.username or "") or environment.get("CLICKHOUSE_USER", "default")
+    password = unquote(parts.password or "") or environment.get("CLICKHOUSE_PASSWORD", "")
     return Server(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", database, user, password)
 
 

@@ -37,11 +37,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture
-def database(port: int, monkeypatch: pytest.MonkeyPatch) -> Database:
-    found = Database(port, f"otel_{next(_numbers)}")
-    for name, value in found.environment.items():
-        monkeypatch.setenv(name, value)
-    return found
+def database(port: int) -> Database:
+    return Database(port, f"otel_{next(_numbers)}")
 
 
 def of(recording: Recording, *, without: str = "") -> dict[str, Any]:
@@ -58,16 +55,15 @@ def of(recording: Recording, *, without: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("data_format", ["text", "pprof-gzip-base64"])
 def test_a_database_has_the_numbers_of_the_directory_and_of_its_report(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_format: str, order: str
+    database: Database, tmp_path: Path, data_format: str, order: str
 ) -> None:
-    monkeypatch.setattr("splunk_profiler.viewer.clickhouse._LAG_NS", 0)
     collect_batch(tmp_path, data_format, 50_000, 80_000)
     lines = [line for file in sorted(tmp_path.glob("*.jsonl")) for line in file.read_text("utf-8").splitlines()]
     database.make_tables(order)
     database.insert(lines)
     files = LiveFiles(tmp_path)
     files.refresh()
-    shown = ClickHouse(database.address)
+    shown = ClickHouse(database.address, database.environment, lag_ns=0)
     assert of(shown.recording) == of(files.recording)
     assert (shown.unread, shown.note) == (0, "")
     report = json.loads(splunk_profiler("report", tmp_path, "--json").stdout)
@@ -92,7 +88,7 @@ def test_equal_samples_are_counted_in_the_database_by_step_of_time(database: Dat
     start_ns = now_ns(600) // 30_000_000_000 * 30_000_000_000  # a step of an hour
     numbers = [sample_line(time_ns=start_ns + place * 10**9).replace("cpu=0", f"cpu={place}ms") for place in range(60)]
     database.insert([*numbers, span_line("GET /", times_ns=(start_ns, start_ns + 10**9), host_stacks=("q83vEg==",))])
-    shown = ClickHouse(database.address)
+    shown = ClickHouse(database.address, database.environment)
     assert shown.recording.count() == 2
     assert shown.recording.weights(SAMPLES).sum() == 60
     assert dict(shown.recording.facet_weights(WALL)["endpoint"]) == {"GET /": 60 * 10**9}
@@ -107,7 +103,7 @@ def test_a_trace_that_is_not_among_the_heaviest_is_read_when_it_is_asked_for(dat
     heavy = [of_trace(sample_line(time_ns=time_ns), f"{number:032x}") for number in range(1, 101) for _ in range(3)]
     light = of_trace(sample_line("own.light(/light.py:3)", time_ns=time_ns), OTHER_TRACE)
     database.insert([*heavy, light, of_trace(span_line("light", times_ns=(time_ns, time_ns + 5)), OTHER_TRACE)])
-    shown = ClickHouse(database.address)
+    shown = ClickHouse(database.address, database.environment)
     assert len(shown.recording.facet_weights(SAMPLES)["trace"]) == 100
     assert not shown.recording.has_trace(OTHER_TRACE)
     chosen = Selection("samples", filters={"trace": frozenset({OTHER_TRACE})})
@@ -130,7 +126,9 @@ def test_only_the_last_hours_and_one_service_are_read(database: Database) -> Non
     )
 
     def services(**options: Any) -> set[str]:
-        found = ClickHouse(database.address, **options).recording.facet_weights(SAMPLES)["service"]
+        found = ClickHouse(database.address, database.environment, **options).recording.facet_weights(SAMPLES)[
+            "service"
+        ]
         return {name for name, _ in found}
 
     assert services() == {"shop", "other's \\ \n\t{x:String}"}
@@ -140,19 +138,21 @@ def test_only_the_last_hours_and_one_service_are_read(database: Database) -> Non
         services(service="' OR 1=1 --")
 
 
-def test_new_records_are_added_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_records_are_added_once(database: Database) -> None:
     database.make_tables("by_timestamp_time")
     database.insert([sample_line(time_ns=now_ns(600))])
-    shown = ClickHouse(database.address)
+    shown = ClickHouse(database.address, database.environment)
     version = shown.version
     database.insert([sample_line(time_ns=now_ns(300))])
     shown.refresh()
     assert shown.version == version  # not that soon
-    monkeypatch.setattr("splunk_profiler.viewer.clickhouse._REFRESH_NS", 0)
+    shown = ClickHouse(database.address, database.environment, refresh_ns=0)
+    version = shown.version
+    database.insert([sample_line(time_ns=now_ns(200))])
     shown.refresh()
     shown.refresh()
     assert shown.version == version + 1
-    assert shown.recording.weights(SAMPLES).sum() == 2
+    assert shown.recording.weights(SAMPLES).sum() == 3
 
 
 def test_records_that_are_no_samples_are_left_out_or_counted(database: Database) -> None:
@@ -174,7 +174,7 @@ def test_records_that_are_no_samples_are_left_out_or_counted(database: Database)
             good.replace("otel.profiling", "application"),
         ]
     )
-    shown = ClickHouse(database.address)
+    shown = ClickHouse(database.address, database.environment)
     assert shown.recording.weights(SAMPLES).sum() == 1
     assert shown.unread == 2
     assert dict(shown.recording.facet_weights(SAMPLES)["endpoint"]) == {"(span not received)": 1}
@@ -188,15 +188,15 @@ def test_hostile_names_are_names(database: Database) -> None:
     for place, name in enumerate(names, 1):
         sample = sample_line(f"m.{name}(/a.py:1)", service=name, time_ns=time_ns, span=f"{place:016x}")
         database.insert([sample, span_line(name, f"{place:016x}", times_ns=(time_ns, time_ns))])
-    shown = ClickHouse(database.address)
+    shown = ClickHouse(database.address, database.environment)
     for facet in ("service", "endpoint"):
         assert {name for name, _ in shown.recording.facet_weights(SAMPLES)[facet]} == set(names)
 
 
-def test_what_is_wrong_is_said_without_the_password(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    def error(address: str) -> str:
+def test_what_is_wrong_is_said_without_the_password(database: Database) -> None:
+    def error(address: str, **environment: str) -> str:
         with pytest.raises(SourceError) as raised:
-            ClickHouse(address)
+            ClickHouse(address, {**database.environment, **environment})
         assert PASSWORD not in str(raised.value)
         assert "hidden" not in str(raised.value)
         return str(raised.value)
@@ -218,8 +218,7 @@ def test_what_is_wrong_is_said_without_the_password(database: Database, monkeypa
         "clickhouses://host/otel?hidden=1",
     ):
         assert "is not of the form" in error(address)
-    monkeypatch.setenv("CLICKHOUSE_PASSWORD", "hidden")
-    assert "refuses the user reader" in error(database.address)
+    assert "refuses the user reader" in error(database.address, **{"CLICKHOUSE_PASSWORD": "hidden"})
 
 
 def test_the_page_can_be_saved_from_a_database(database: Database, tmp_path: Path) -> None:
