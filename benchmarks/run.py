@@ -43,6 +43,7 @@ MEASURES = (
     "disabled",
     "memory",
     "viewer_load",
+    "flame_frames",
     "clickhouse_view",
 )
 ALSO_BEFORE = ("where_time_goes", "saturated", "record_cost", "attach_cost", "wire_cost", "disabled", "memory")

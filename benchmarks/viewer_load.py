@@ -28,7 +28,8 @@ from splunk_profiler.viewer.model import Baseline, Facets, Selection, Span
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.store_writer import DAY_NS, StoreWriter
 
-SAMPLES, STACKS, FUNCTIONS, TRACES, SPANS_PER_TRACE = 10_000_000, 200_000, 20_000, 500_000, 2
+SAMPLES, FUNCTIONS, SPANS_PER_TRACE = 10_000_000, 20_000, 2
+SAMPLES_PER_STACK, SAMPLES_PER_TRACE = 50, 20
 ENDPOINTS, THREADS, PROCESSES = 8, 40, 4
 END_NS = 1_800_000_000_000_000_000
 WEEK_NS = 7 * DAY_NS
@@ -39,30 +40,31 @@ SELECTED = f"GET /{ENDPOINTS // 2}"
 Ints = NDArray[np.int64]
 
 
-def add_stacks(recording: Recording, chosen: np.random.Generator) -> None:
+def add_stacks(recording: Recording, chosen: np.random.Generator, count: int) -> None:
     """Add stacks that begin alike, as those of a service do: they branch from the twelfth frame on."""
     for place in range(FUNCTIONS):
         part = place % 200
         recording.function_id(f"shop.part{part}.Part.step_{place}", f"/srv/shop/part{part}.py", "application")
     packed: set[bytes] = set()
-    while len(packed) < STACKS:
-        depths = chosen.integers(10, 61, STACKS)
-        state = chosen.integers(0, ENDPOINTS, STACKS)
-        frames = np.zeros((STACKS, int(depths.max()), 2), np.int32)
+    while len(packed) < count:
+        depths = chosen.integers(10, 61, count)
+        state = chosen.integers(0, ENDPOINTS, count)
+        frames = np.zeros((count, int(depths.max()), 2), np.int32)
         for depth in range(frames.shape[1]):
-            branch = np.minimum(chosen.geometric(0.6, STACKS) - 1, 5) if depth >= 12 else 0
+            branch = np.minimum(chosen.geometric(0.6, count) - 1, 5) if depth >= 12 else 0
             state = (state * 7919 + branch * 104_729 + depth * 31) % 1_000_003
             frames[:, depth, 0] = state % FUNCTIONS
             frames[:, depth, 1] = 10 + state % 7
         packed.update(row[:depth].tobytes() for row, depth in zip(frames, depths, strict=True))
-    for content in sorted(packed)[:STACKS]:
+    for content in sorted(packed)[:count]:
         recording.stacks.place_packed(content)
 
 
 def fill(recording: Recording, samples: int) -> None:
     """Add the samples, their facets and the spans of a hundred traces."""
     chosen = np.random.default_rng(7)
-    add_stacks(recording, chosen)
+    stacks, trace_count = samples // SAMPLES_PER_STACK, samples // SAMPLES_PER_TRACE
+    add_stacks(recording, chosen, stacks)
     facets = [
         recording.facets_id(
             Facets("shop", "1.4", f"shop web {process}", f"GET /{endpoint}", f"worker-{thread}", code, state)
@@ -75,15 +77,15 @@ def fill(recording: Recording, samples: int) -> None:
     ]
     recording.units.update(samples="count", wall="nanoseconds")
     recording.values.update(recording.units)
-    count = TRACES * SPANS_PER_TRACE
-    traces = np.array([b"", *(f"{place:032x}".encode() for place in range(1, TRACES + 1))])
+    count = trace_count * SPANS_PER_TRACE
+    traces = np.array([b"", *(f"{place:032x}".encode() for place in range(1, trace_count + 1))])
     trace_of = np.append(0, 1 + np.arange(count) // SPANS_PER_TRACE)
     ids = np.array([b"", *(f"{place:016x}".encode() for place in range(1, count + 1))])
     times = np.sort(chosen.integers(END_NS - WEEK_NS, END_NS, samples))
     in_span = 1 + (times - times[0]) * (count - 1) // WEEK_NS  # a trace is a stretch of time
     columns = Columns(
         times,
-        (chosen.zipf(1.2, samples) % STACKS).astype(np.int32),
+        (chosen.zipf(1.2, samples) % stacks).astype(np.int32),
         np.array(facets, np.int32)[chosen.integers(0, len(facets), samples)],
         np.where(chosen.random(samples) < 1 / 3, in_span, 0).astype(np.int32),
         {"samples": np.ones(samples, np.uint8), "wall": np.full(samples, 1_000_000_000, np.uint32)},

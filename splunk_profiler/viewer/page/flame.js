@@ -18,6 +18,7 @@ class FlameGraph {
   constructor(canvas, scroller, spacer, changed, described) {
     Object.assign(this, { canvas, scroller, spacer, changed, described });
     this.frames = [];
+    this.texts = []; // by the place of a function in the answer, for the search
     this.search = "";
     this.zoomed = this.pointed = null;
     this.drawing = false;
@@ -35,6 +36,7 @@ class FlameGraph {
   // `data` is an answer of the server; `path` is the hash of the frame to zoom to.
   show(data, path) {
     const { parent, function: functions, line, total, own, before } = data.frames;
+    this.texts = data.functions.map(([name, file]) => `${name}\n${file}`.toLowerCase());
     const root = { name: "all", file: "", line: 0, kind: 0, total: total[0], own: 0, depth: 0, x: 0, children: [] };
     root.path = "";
     this.frames = [root];
@@ -43,7 +45,7 @@ class FlameGraph {
     for (let at = 1; at < parent.length; at++) {
       const above = this.frames[parent[at]];
       const [name, file, kind] = data.functions[functions[at]];
-      const frame = { name, file, line: line[at], kind, total: total[at], own: own[at], before: before?.[at], children: [], above };
+      const frame = { name, file, text: functions[at], line: line[at], kind, total: total[at], own: own[at], before: before?.[at], children: [], above };
       frame.depth = above.depth + 1;
       frame.path = hashText(frame.name + "\n" + frame.file, above.path ? parseInt(above.path, 36) : undefined).toString(36);
       above.children.push(frame);
@@ -69,9 +71,10 @@ class FlameGraph {
   // Marks the frames with that text; returns the weight of all that lies in or below them.
   find(text) {
     this.search = text.toLowerCase();
+    const found = this.texts.map((each) => this.search !== "" && each.includes(this.search));
     let weight = 0;
     for (const frame of this.frames) {
-      frame.found = this.search !== "" && (frame.name + "\n" + frame.file).toLowerCase().includes(this.search);
+      frame.found = Boolean(found[frame.text]);
       frame.below = Boolean(frame.above && (frame.above.found || frame.above.below));
       if (frame.found && !frame.below) weight += frame.total;
     }
