@@ -5,7 +5,7 @@ Runs on the main thread, through the pipeline that a profiled process has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -45,27 +45,28 @@ def replay(path: Path, top: int, endpoints: int, as_json: bool) -> None:
     PATH is a file that SPLUNK_PROFILER_OUTPUT=stream:DIRECTORY has made. It holds what the profiler has captured in one
     process; the profiles are made of it now, as they would have been then.
     """
-    playback = Playback(path)
+    analysis = Analysis([path])
+    playback = Playback(path, analysis.add_logs)
     playback.run()
     if as_json:
-        print_json(to_dict(playback.analysis, path), indent=2)
+        print_json(to_dict(analysis, path), indent=2)
         return
-    draw(playback.analysis, path, console=make_console(), top=top, spans=endpoints)
+    draw(analysis, path, console=make_console(), top=top, spans=endpoints)
     for line in playback.remarks:
         print_line(line)
 
 
 class Playback:
-    """A kept stream on its way through the pipeline.
+    """A kept stream on its way through the pipeline; `add` is called with logs of its profiles, as in OTLP/JSON.
 
     Attributes:
-        analysis: what its profiles say.
         remarks: sentences on what is missing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, add: Callable[[dict[str, Any]], None]) -> None:
         self._path = path
-        self.analysis = Analysis([path])
+        self._add = add
+        self._is_empty = True
         self.remarks: list[str] = []
         self._resource = Resource({})
         self._encoder = ProfileEncoder(lambda: self._resource)
@@ -93,7 +94,7 @@ class Playback:
             self.remarks.append(f"{self._lost_snapshots} snapshots were lost while it was written.")
         if self._pipeline is not None:
             self._pipeline.close()
-        if not self.analysis.profiles.records and not self.analysis.snapshots:
+        if self._is_empty:
             raise CommandError(" ".join([f"{self._path} holds no captures.", *self.remarks]))
 
     def _read(self) -> Iterator[bytes]:
@@ -126,4 +127,5 @@ class Playback:
     def _deliver(self, profiles: tuple[Any, ...]) -> None:
         request = ExportLogsServiceRequest.FromString(self._encoder.encode(profiles))
         for entry in MessageToDict(request)["resourceLogs"]:
-            self.analysis.add_logs(entry)
+            self._add(entry)
+            self._is_empty = False

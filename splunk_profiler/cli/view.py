@@ -15,6 +15,7 @@ from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.config import environment
+from splunk_profiler.stream.records import HEADER
 from splunk_profiler.system.private_files import make_private, open_private
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
@@ -23,6 +24,8 @@ from splunk_profiler.viewer.database import is_database
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.source import Source
 from splunk_profiler.viewer.store_writer import StoreWriter
 
@@ -81,9 +84,9 @@ def view(  # noqa: PLR0917
     splunk-profiler view profiles
 
     SOURCE is the directory or the store of `splunk-profiler collect`, a directory of profiles
-    (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY), a file that the OpenTelemetry Collector's file exporter wrote, or a
-    database that its ClickHouse exporter writes: clickhouse://HOST/DATABASE. What is added while the page is open
-    appears on it.
+    (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY), a kept stream (stream:DIRECTORY), a file that the OpenTelemetry
+    Collector's file exporter wrote, or a database that its ClickHouse exporter writes: clickhouse://HOST/DATABASE.
+    What is added while the page is open appears on it.
     Only this machine can read the page, unless --host names another address: there is no password. Ctrl-C ends it.
     """
     if store is not None:
@@ -94,13 +97,53 @@ def view(  # noqa: PLR0917
     if is_address(source):
         shown = ClickHouse(source, environment(), last_hours=last_hours, service=service)
     else:
-        shown = LiveStore(Path(source)) if is_database(Path(source)) else LiveFiles(Path(source))
+        shown = open_files(Path(source))
     answers = Answers(shown)
     if file is not None:
         write_page(answers, file)
         print_line(f"saved in {file}")
         return
     serve_page(answers, f"{shown.name} is shown at", host=host, port=port, allowed=allowed, opens=opens)
+
+
+def open_files(path: Path) -> Source:
+    """Return what there is at a path: a store, a kept stream, or other files.
+
+    Raises:
+        SourceError, CommandError: there is nothing that can be shown.
+    """
+    if is_database(path):
+        return LiveStore(path)
+    if is_stream(path):
+        return KeptStream(path)
+    return LiveFiles(path)
+
+
+def is_stream(path: Path) -> bool:
+    """Return True for a stream of captures, of whatever version."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(HEADER) - 1) == HEADER[:-1]  # without the version
+    except OSError:
+        return False
+
+
+class KeptStream(Source):
+    """The profiles of a stream that SPLUNK_PROFILER_OUTPUT=stream:DIRECTORY has kept."""
+
+    def __init__(self, path: Path) -> None:
+        from splunk_profiler.cli.replay import Playback  # noqa: PLC0415  # with the pipeline, for streams only
+
+        self.name = str(path)
+        self.recording = Recording()
+        reader = RecordReader(self.recording)
+        playback = Playback(path, reader.add_logs)
+        playback.run()
+        self.unread = reader.unread
+        self.note = " ".join(playback.remarks)
+
+    def refresh(self) -> None:
+        """Do nothing: a stream is read once."""
 
 
 def serve_page(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,13 @@ _BUCKETS = 120
 _VALUES_FIRST = ("cpu", "wall", "samples")
 _SMALL_FRAMES = Function("(small)", "", "")
 _KINDS = {"application": 1, "library": 2, "standard-library": 3}
+
+
+class _Before(NamedTuple):
+    """The weights of a baseline, and the factor by which they are to be scaled."""
+
+    weights: Numbers
+    scale: float
 
 
 class Answers:
@@ -73,7 +80,8 @@ class Answers:
             ValueError: a facet or a way to compare that is not known.
         """
         with self._lock:
-            return _flame(self._refreshed(selection), selection, inverted, baseline, function)
+            recording = self._refreshed(selection)
+            return _flame(recording, selection, inverted, self._before(recording, selection, baseline), function)
 
     def top(self, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
         """Return the functions whose name or file has the text, the most of their own first.
@@ -84,7 +92,8 @@ class Answers:
             ValueError: as for `flame`.
         """
         with self._lock:
-            return _top(self._refreshed(selection), selection, search, baseline)
+            recording = self._refreshed(selection)
+            return _top(recording, selection, search, self._before(recording, selection, baseline))
 
     def facets(self, selection: Selection) -> dict[str, Any]:
         """Return the values of each facet with their weights."""
@@ -198,6 +207,23 @@ class Answers:
         }
         return {"overview": overview, "value": selection.value, "filters": filters, **times, "values": by_value}
 
+    def _before(self, recording: Recording, selection: Selection, baseline: Baseline | None) -> _Before | None:
+        if baseline is None:
+            return None
+        before = recording.weights(baseline.selection)
+        if baseline.by == "time":
+            scale = recording.duration_ns(selection) / recording.duration_ns(baseline.selection)
+        elif baseline.by == "share":
+            scale = recording.weights(selection).sum() / (before.sum() or 1)
+        elif baseline.by == "requests":
+            requests, requests_before = map(self._live.count_requests, (selection, baseline.selection))
+            if not requests or not requests_before:
+                raise ValueError("no requests of one of the two were received: scale to the same time or total")
+            scale = requests / requests_before
+        else:
+            raise ValueError(f"there is no comparison by {baseline.by}: it is time, share or requests")
+        return _Before(before, scale)
+
     def _refreshed(self, selection: Selection | None = None) -> Recording:
         self._live.refresh()
         return self._live.recording if selection is None else self._live.recording_of(selection)
@@ -220,23 +246,23 @@ def _flame(
     recording: Recording,
     selection: Selection,
     inverted: bool,
-    baseline: Baseline | None = None,
+    before: _Before | None = None,
     function: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
     weights = recording.weights(selection)
-    before, scale = _before(recording, selection, weights, baseline)
     tree = call_tree(
         recording.stacks,
         weights,
         inverted=inverted,
-        before=before,
+        before=None if before is None else before.weights,
         function=None if function is None else recording.find_function(*function),
         max_nodes=MAX_FRAMES,
     )
     used, places = np.unique(tree.function, return_inverse=True)
     functions = [_SMALL_FRAMES if place == SMALL else recording.functions[place] for place in used.tolist()]
+    scale = 1 if before is None else before.scale
     frames = tree._replace(function=places, before=tree.before * scale)._asdict()
-    if baseline is None:
+    if before is None:
         del frames["before"]
     return {
         "unit": recording.units.get(selection.value, "count"),
@@ -247,32 +273,17 @@ def _flame(
     }
 
 
-def _before(
-    recording: Recording, selection: Selection, weights: Numbers, baseline: Baseline | None
-) -> tuple[Numbers | None, float]:
-    """Return the weights of the baseline, and the factor by which they are to be scaled."""
-    if baseline is None:
-        return None, 1
-    before = recording.weights(baseline.selection)
-    if baseline.by == "time":
-        return before, recording.duration_ns(selection) / recording.duration_ns(baseline.selection)
-    if baseline.by == "share":
-        return before, weights.sum() / (before.sum() or 1)
-    raise ValueError(f"there is no comparison by {baseline.by}: it is time or share")
-
-
-def _top(recording: Recording, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
+def _top(recording: Recording, selection: Selection, search: str, before: _Before | None = None) -> dict[str, Any]:
     weights = recording.weights(selection)
-    before, scale = _before(recording, selection, weights, baseline)
     sought = search.casefold()
     rows = []
     matches = 0
-    for row in top_table(recording.stacks, weights, before, scale):
+    for row in top_table(recording.stacks, weights, *(before or ())):
         name, file, kind = recording.functions[row.function]
         if sought in name.casefold() or sought in file.casefold():
             matches += 1
             if matches <= _MAX_ROWS:
-                sums = row.own, row.total, *((row.own_before, row.total_before) if baseline else ())
+                sums = row.own, row.total, *((row.own_before, row.total_before) if before else ())
                 rows.append([name, file, row.line, _KINDS.get(kind, 0), *map(round, sums)])
     unit = recording.units.get(selection.value, "count")
     return {"unit": unit, "total": round(weights.sum()), "functions": matches, "rows": rows}

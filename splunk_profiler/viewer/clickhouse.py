@@ -30,7 +30,7 @@ from splunk_profiler.viewer.otlp_files import (
 from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, decode_body
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import HOST_STACKS, RecordReader, Sender
-from splunk_profiler.viewer.source import Source
+from splunk_profiler.viewer.source import Source, check_request_filters
 
 _HOUR_NS = 3600 * 10**9
 _STEPS = 120  # of the whole time, in each of which samples are counted
@@ -115,6 +115,34 @@ class ClickHouse(Source):
             if is_span_key((trace, "")) and trace and not self.recording.has_trace(trace):
                 return self._recording_of_trace(trace)
         return self.recording
+
+    def count_requests(self, selection: Selection) -> int:
+        """Return the requests of a selection: see `Source`."""
+        check_request_filters(selection)
+        if not self._span_columns:
+            return 0
+        first_ns, last_ns = self.recording.period_ns()
+        parameters: dict[str, str | int] = {
+            "since": first_ns if selection.since_ns is None else selection.since_ns,
+            "until": last_ns if selection.until_ns is None else selection.until_ns,
+        }
+        conditions = [
+            f"Timestamp {sign} fromUnixTimestamp64Nano({{{name}:Int64}})"
+            for sign, name in ((">=", "since"), ("<", "until"))
+        ]
+        filters = {**selection.filters, **({"service": frozenset({self._service})} if self._service else {})}
+        for name, column in (("service", "ServiceName"), ("endpoint", "SpanName"), (TRACE, "TraceId")):
+            if name in filters:
+                marks = [f"{{{name}{place}:String}}" for place in range(len(filters[name]))]
+                conditions.append(f"{column} IN ({', '.join(marks)})")
+                parameters.update({f"{name}{place}": value for place, value in enumerate(sorted(filters[name]))})
+        ((count,),) = self._client.rows(
+            f"SELECT count() FROM (SELECT TraceId, ParentSpanId, ServiceName FROM otel_traces"
+            f" WHERE {' AND '.join(conditions)}) AS t LEFT ANTI JOIN otel_traces AS p"
+            " ON t.TraceId = p.TraceId AND t.ParentSpanId = p.SpanId AND t.ServiceName = p.ServiceName",
+            **parameters,
+        )
+        return int(count)
 
     def spans_of(self, trace: str) -> list[Span]:
         """Return the spans of a trace."""

@@ -20,11 +20,11 @@ from splunk_profiler.viewer.database import (
     read_span,
     read_span_names,
 )
-from splunk_profiler.viewer.model import Span
+from splunk_profiler.viewer.model import Selection, Span
 from splunk_profiler.viewer.parts import unpack
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
-from splunk_profiler.viewer.source import Source
+from splunk_profiler.viewer.source import Source, count_requests
 from splunk_profiler.viewer.stacks import Numbers
 
 
@@ -77,6 +77,15 @@ class LiveStore(Source):
             rows = self._connection.execute("SELECT content FROM spans WHERE trace = ?", (trace,)).fetchall()
         stored = {span.id: span for span in (read_span(content) for (content,) in rows)}
         return list({**stored, **self.recording.spans.get(trace, {})}.values())
+
+    def count_requests(self, selection: Selection) -> int:
+        """Return the requests of a selection: see `Source`."""
+        query = "SELECT trace, id, content FROM spans WHERE end_ns >= ?"  # what begins later ends later
+        spans: dict[str, dict[str, Span]] = {trace: dict(found) for trace, found in self.recording.spans.items()}
+        with explained(self.path):
+            for trace, span, content in self._connection.execute(query, (selection.since_ns or 0,)):
+                spans.setdefault(trace, {})[span] = read_span(content)
+        return count_requests(spans, selection)
 
     def _read(self) -> None:
         add = self.recording

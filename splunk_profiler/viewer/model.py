@@ -102,7 +102,10 @@ class Selection:
 
 
 class Baseline(NamedTuple):
-    """What a selection is compared with; weights are scaled to the same ``time``, or to the same total (``share``)."""
+    """What a selection is compared with.
+
+    Its weights are scaled to the same ``time``, to as many ``requests``, or to the same total (``share``).
+    """
 
     selection: Selection
     by: str

@@ -87,9 +87,17 @@ class RecordReader:
             for resource in request.get("resourceSpans", ()):
                 self._add_spans(resource)
             for resource in request.get("resourceLogs", ()):
-                self._add_logs(resource)
+                self.add_logs(resource)
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             self.unread += 1
+
+    def add_logs(self, resource: dict[str, Any]) -> None:
+        """Read the logs of a resource in OTLP/JSON."""
+        sender = sender_of(resource)
+        for scope in resource.get("scopeLogs", ()):
+            if scope.get("scope", {}).get("name") == PROFILE_SCOPE:
+                for record in scope.get("logRecords", ()):
+                    self._add_record(sender, record)
 
     def name_spans(self, names: Mapping[SpanKey, str]) -> None:
         """Put the names of spans into their samples, those that come included."""
@@ -188,13 +196,6 @@ class RecordReader:
                 found = _span(span, key, service)
                 self.recording.spans.setdefault(key[0], {})[key[1]] = found
                 self.name_spans({key: found.name})
-
-    def _add_logs(self, resource: dict[str, Any]) -> None:
-        sender = sender_of(resource)
-        for scope in resource.get("scopeLogs", ()):
-            if scope.get("scope", {}).get("name") == PROFILE_SCOPE:
-                for record in scope.get("logRecords", ()):
-                    self._add_record(sender, record)
 
     def _add_record(self, sender: Sender, record: dict[str, Any]) -> None:
         described = attributes(record)

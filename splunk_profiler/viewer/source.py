@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from splunk_profiler.viewer.model import Selection, Span
+from collections.abc import Mapping
+
+from splunk_profiler.viewer.model import TRACE, Selection, Span
 from splunk_profiler.viewer.recording import Recording
 
 
@@ -36,6 +38,39 @@ class Source:
         del selection
         return self.recording
 
+    def count_requests(self, selection: Selection) -> int:
+        """Return how many spans begin in the time of a selection that are the first of their service in a trace.
+
+        Raises:
+            ValueError: it has filters that spans have no values for.
+        """
+        return count_requests(self.recording.spans, selection)
+
     def spans_of(self, trace: str) -> list[Span]:
         """Return the spans of a trace."""
         return list(self.recording.spans.get(trace, {}).values())
+
+
+def count_requests(spans: Mapping[str, Mapping[str, Span]], selection: Selection) -> int:
+    """Return how many of the spans, by trace and id, are requests of a selection: see `Source`."""
+    check_request_filters(selection)
+    filters = selection.filters
+    since_ns = 0 if selection.since_ns is None else selection.since_ns
+    until_ns = 1 << 63 if selection.until_ns is None else selection.until_ns
+    return sum(
+        since_ns <= span.start_ns < until_ns
+        and span.service in filters.get("service", {span.service})
+        and span.name in filters.get("endpoint", {span.name})
+        and (span.parent not in of_trace or of_trace[span.parent].service != span.service)
+        for trace, of_trace in spans.items()
+        if trace in filters.get(TRACE, {trace})
+        for span in of_trace.values()
+    )
+
+
+def check_request_filters(selection: Selection) -> None:
+    """Raise `ValueError` if a selection has filters that spans have no values for."""
+    other = selection.filters.keys() - {"service", "endpoint", TRACE}
+    if other:
+        names = ", ".join(sorted(other))
+        raise ValueError(f"requests are counted by service, endpoint and trace: remove the filter by {names}")

@@ -32,7 +32,13 @@ def sample_line(
 
 
 def span_line(
-    name: str, span: str = SPAN, parent: str = "", times_ns: tuple[int, int] = (0, 0), host_stacks: tuple[str, ...] = ()
+    name: str,
+    span: str = SPAN,
+    parent: str = "",
+    times_ns: tuple[int, int] = (0, 0),
+    host_stacks: tuple[str, ...] = (),
+    *,
+    service: str = "",
 ) -> str:
     """Return a span of that name."""
     start_ns, end_ns = times_ns
@@ -46,7 +52,9 @@ def span_line(
         "endTimeUnixNano": str(end_ns),
         "attributes": [{"key": "elastic.profiler_stack_trace_ids", "value": stacks}],
     }
-    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [found]}]}]}) + "\n"
+    described = [{"key": "service.name", "value": _text(service)}] if service else []
+    spans = {"resource": {"attributes": described}, "scopeSpans": [{"spans": [found]}]}
+    return json.dumps({"resourceSpans": [spans]}) + "\n"
 
 
 def append(path: Path, content: str) -> None:

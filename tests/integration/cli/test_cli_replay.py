@@ -9,6 +9,9 @@ import pytest
 from command_line import splunk_profiler
 from target_process import Target, profiling_settings
 
+from splunk_profiler.cli.view import KeptStream
+from splunk_profiler.viewer.model import Selection
+
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,6 +46,21 @@ def test_stream_that_was_cut_off_is_read_as_far_as_it_goes(kept: Path, tmp_path:
     assert ended.returncode == 0, ended.stderr
     assert "GET /cart" in ended.stdout
     assert "The stream was cut off" in ended.stdout
+
+
+def test_the_page_of_a_stream_has_the_numbers_of_its_report(kept: Path, tmp_path: Path) -> None:
+    report = json.loads(splunk_profiler("replay", "--json", str(kept)).stdout)["profiles"]
+    shown = KeptStream(kept)
+    assert shown.recording.weights(Selection("samples")).sum() == report["samples"] > 0
+    assert dict(shown.recording.facet_weights(Selection("wall"))["endpoint"]) == {
+        name: each["wall_ns"] for name, each in report["endpoints"].items() if each["wall_ns"]
+    }
+    page = tmp_path / "page.html"
+    assert splunk_profiler("view", str(kept), "--html", str(page)).returncode == 0
+    assert "__main__.price_items" in page.read_text("utf-8")
+    cut = tmp_path / "cut.stream"
+    cut.write_bytes(kept.read_bytes()[:-10])
+    assert KeptStream(cut).note.startswith("The stream was cut off")
 
 
 def test_files_that_are_no_streams_are_refused_by_name(tmp_path: Path) -> None:

@@ -115,6 +115,29 @@ def test_a_trace_that_is_not_among_the_heaviest_is_read_when_it_is_asked_for(dat
     assert Answers(shown).flame(SAMPLES, inverted=False)["total"] == 301
 
 
+def test_requests_are_counted_in_the_database(database: Database) -> None:
+    database.make_tables("by_timestamp_time")
+    time_ns = now_ns(600)
+    times_ns = time_ns + 1, time_ns + 10**9
+    database.insert(
+        [
+            sample_line(time_ns=time_ns),
+            sample_line(time_ns=time_ns + 60 * 10**9),
+            span_line("GET /", "1" * 16, times_ns=times_ns, service="shop"),
+            span_line("query", "2" * 16, "1" * 16, times_ns, service="shop"),
+            span_line("POST /pay", "3" * 16, "2" * 16, times_ns, service="billing"),
+        ]
+    )
+    shown = ClickHouse(database.address, database.environment)
+    assert shown.count_requests(WALL) == 2
+    assert shown.count_requests(Selection("wall", filters={"service": frozenset({"shop", "other"})})) == 1
+    assert shown.count_requests(Selection("wall", filters={"trace": frozenset({OTHER_TRACE})})) == 0
+    assert shown.count_requests(Selection("wall", time_ns + 30 * 10**9)) == 0
+    with pytest.raises(ValueError, match="remove the filter by thread"):
+        shown.count_requests(Selection("wall", filters={"thread": frozenset({"main"})}))
+    assert ClickHouse(database.address, database.environment, service="shop").count_requests(WALL) == 1
+
+
 def test_only_the_last_hours_and_one_service_are_read(database: Database) -> None:
     database.make_tables("json")
     database.insert(

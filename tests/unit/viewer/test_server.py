@@ -86,6 +86,22 @@ def test_a_baseline_and_a_function_are_in_the_query(client: TestClient) -> None:
     assert get(client, "/api/flame?value=samples&function=shop.rank&file=/elsewhere.py")["total"] == 0
 
 
+def test_a_baseline_is_scaled_to_as_many_requests(client: TestClient, tmp_path: Path) -> None:
+    query = "/api/flame?value=samples&f.service=shop&compare=requests&b.f.service=billing"
+    assert "no requests of one of the two were received" in client.get(query).json()["error"]
+    for service, requests in (("shop", 3), ("billing", 1)):
+        for number in range(requests):
+            root = span_line("GET /", f"{service:a>8.8}{number:08x}", times_ns=(10, 50), service=service)
+            inner = span_line("query", f"{number:016x}", f"{service:a>8.8}{number:08x}", (20, 30), service=service)
+            append(tmp_path / "traces.jsonl", root + inner)
+    answer = get(client, query)
+    assert (answer["total"], answer["before"]) == (1, 3)
+    assert "no requests" in client.get(f"{query}&since=11").json()["error"]  # they have begun before
+    refused = client.get(f"{query}&f.thread=main").json()["error"]
+    assert refused == "requests are counted by service, endpoint and trace: remove the filter by thread"
+    assert "no requests" in client.get(f"{query}&f.endpoint=missing").json()["error"]
+
+
 def test_a_trace_has_its_spans_and_what_was_sampled_in_each(client: TestClient, tmp_path: Path) -> None:
     root = "aaaaaaaaaaaaaaaa"
     append(tmp_path / "traces.jsonl", span_line("GET /", root, times_ns=(10, 50), host_stacks=("q83vEg==",)))

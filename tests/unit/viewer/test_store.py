@@ -314,6 +314,22 @@ def test_a_damaged_part_is_an_error_for_the_writer_too_and_stays(tmp_path: Path)
     assert rows(path, "parts") == 2
 
 
+def test_requests_are_counted_before_and_after_they_became_parts(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, span_line("GET /", "1" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
+        put(writer, span_line("query", "2" * 16, "1" * 16, (NOON_NS, NOON_NS + 5), service="shop"))
+        put(writer, span_line("POST /pay", "3" * 16, "2" * 16, (NOON_NS, NOON_NS + 4), service="billing"))
+        store = LiveStore(path)
+        for _ in range(2):
+            assert store.count_requests(WALL) == 2
+            assert store.count_requests(Selection("wall", filters={"service": frozenset({"shop"})})) == 1
+            assert store.count_requests(Selection("wall", filters={"endpoint": frozenset({"query"})})) == 0
+            assert store.count_requests(Selection("wall", NOON_NS + 1)) == 0
+            writer.keep_up(NOON_NS, hold_ns=0)
+            store.refresh()
+
+
 def test_spans_are_found_by_their_trace_before_and_after_they_became_a_part(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
