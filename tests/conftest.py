@@ -26,6 +26,7 @@ from wheel_builder import build_wheel, copy_sources
 from splunk_profiler.system.threads import NAME_PREFIX
 
 if TYPE_CHECKING:
+    from browser import Page
     from own_memory import InstalledPublisher, OwnMemory  # they need the extension, which is not built everywhere
 
 
@@ -88,6 +89,26 @@ def publishing() -> Iterator[InstalledPublisher]:
     publishing.install()
     yield publishing
     publishing.uninstall()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """Run a browser and return a tab of it."""
+    from browser import run_browser  # noqa: PLC0415
+
+    with run_browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the page of two services and return its address."""
+    from viewer_page import lines, serve  # noqa: PLC0415
+
+    directory = tmp_path_factory.mktemp("profiles")
+    (directory / "logs.jsonl").write_text("".join(lines()), "utf-8")
+    with serve(directory) as found:
+        yield found
 
 
 @pytest.fixture

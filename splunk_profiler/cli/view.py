@@ -189,7 +189,7 @@ def write_page(answers: Answers, file: Path) -> None:
     Raises:
         CommandError: it cannot be written.
     """
-    content = answers.export(Selection(answers.default_value()), "html")
+    content = answers.page(Selection(answers.default_value()))
     try:
         with open(file, "wb", opener=open_private) as target:  # a path's own has no opener
             make_private(target.fileno())

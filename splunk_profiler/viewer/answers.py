@@ -6,7 +6,9 @@ Times are text, since JavaScript's numbers do not hold nanoseconds since the epo
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,14 +161,50 @@ class Answers:
         rest = sum(weights.values())
         return {"unit": unit, "spans": len(rows), "rows": shown, "duration": end_ns - start_ns, "rest": rest}
 
+    def page(
+        self,
+        selection: Selection,
+        baseline: Baseline | None = None,
+        function: tuple[str, str] | None = None,
+        state: Sequence[tuple[str, str]] = (),
+    ) -> bytes:
+        """Return one file for a browser with all answers on a selection, for each value.
+
+        Args:
+            selection: of which samples; with one trace its spans are there as well.
+            baseline: what it is compared with.
+            function: name and file of the one with which trees begin, whose source is there as well.
+            state: parameters of the page that it begins with.
+
+        Raises:
+            ValueError: as for `flame`.
+        """
+        overview = self.overview()
+        values = {}
+        for name in (each["name"] for each in overview["values"]):
+            chosen = replace(selection, value=name)
+            before = None if baseline is None else baseline._replace(selection=replace(baseline.selection, value=name))
+            answers: dict[str, Any] = {
+                "flame": self.flame(chosen, False, before, function),
+                "inverted": self.flame(chosen, True, before, function),
+                "top": self.top(chosen, "", before),
+                "facets": self.facets(chosen),
+                "timeline": {facet: self.timeline(chosen, facet) for facet in overview["facets"]},
+            }
+            if function is not None:
+                answers["source"] = self.source(chosen, function)
+            if len(traces := selection.filters.get(TRACE, ())) == 1:
+                answers["trace"] = self.trace(chosen, next(iter(traces)))
+            values[name] = answers
+        data = {"overview": overview, "state": list(state) or [("value", selection.value)], "values": values}
+        return exports.html(data).encode(errors="replace")
+
     def export(self, selection: Selection, form: str) -> bytes:
-        """Return the selection as ``folded``, ``speedscope``, ``pprof`` or ``html``.
+        """Return the selection as ``folded``, ``speedscope`` or ``pprof``.
 
         Raises:
             ValueError: there is no such format.
         """
-        if form == "html":
-            return exports.html(self._everything(selection)).encode(errors="replace")
         with self._lock:
             recording = self._refreshed(selection)
             stacks, functions = list(recording.stacks.weighted(recording.weights(selection))), recording.functions
@@ -183,29 +221,6 @@ class Answers:
         """Return the value that is shown first; empty if there is none."""
         with self._lock:
             return next(iter(_values(self._refreshed())), "")
-
-    def _everything(self, selection: Selection) -> dict[str, Any]:
-        """Return all answers on a selection, for each value."""
-        overview = self.overview()
-        with self._lock:
-            recording = self._live.recording
-            by_value = {}
-            for name in _values(recording):
-                chosen = Selection(name, selection.since_ns, selection.until_ns, selection.filters)
-                by_value[name] = {
-                    "flame": _flame(recording, chosen, False),
-                    "inverted": _flame(recording, chosen, True),
-                    "top": _top(recording, chosen, ""),
-                    "facets": _facets(recording, chosen),
-                    "timeline": {facet: _timeline(recording, chosen, facet) for facet in recording.facet_names()},
-                }
-        filters = {name: sorted(values) for name, values in selection.filters.items()}
-        times = {
-            name: str(time_ns)
-            for name, time_ns in (("since", selection.since_ns), ("until", selection.until_ns))
-            if time_ns is not None
-        }
-        return {"overview": overview, "value": selection.value, "filters": filters, **times, "values": by_value}
 
     def _before(self, recording: Recording, selection: Selection, baseline: Baseline | None) -> _Before | None:
         if baseline is None:

@@ -47,9 +47,8 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
     """Return the application; `origins` are by the values of the header Host that it answers to."""
 
     def flame(request: Request) -> Any:
-        query = request.query_params
-        function = (query["function"], query.get("file", "")) if "function" in query else None
-        return answers.flame(_selection(request), query.get("inverted") == "1", _baseline(request), function)
+        is_inverted = request.query_params.get("inverted") == "1"
+        return answers.flame(_selection(request), is_inverted, _baseline(request), _function(request))
 
     def top(request: Request) -> Any:
         return answers.top(_selection(request), request.query_params.get("search", ""), _baseline(request))
@@ -66,7 +65,11 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
 
     def export(request: Request) -> Response:
         form = request.query_params.get("format", "")
-        content = answers.export(_selection(request), form)
+        if form == "html":
+            state = [(name, text) for name, text in request.query_params.multi_items() if name != "format"]
+            content = answers.page(_selection(request), _baseline(request), _function(request), state)
+        else:
+            content = answers.export(_selection(request), form)
         media_type, name = _EXPORTS[form]
         return Response(
             content, media_type=media_type, headers={"content-disposition": f'attachment; filename="{name}"'}
@@ -185,6 +188,11 @@ def _baseline(request: Request) -> Baseline | None:
     """Return what to compare with: parameters as those of the selection, with ``b.`` before them."""
     by = request.query_params.get("compare")
     return Baseline(_selection(request, "b."), by) if by else None
+
+
+def _function(request: Request) -> tuple[str, str] | None:
+    query = request.query_params
+    return (query["function"], query.get("file", "")) if "function" in query else None
 
 
 def _time(text: str | None) -> int | None:

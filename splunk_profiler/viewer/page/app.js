@@ -194,11 +194,13 @@ function fillNotices() {
   const chosen = (prefix) => [...state].filter(([name]) => name.startsWith(`${prefix}f.`))
     .map(([name, text]) => `${facetName(name.slice(prefix.length + 2))} ${text || "(none)"}`).join(", ");
   byId("compared").hidden = !state.get("compare");
+  byId("uncompare").hidden = byId("all").hidden = Boolean(saved);
+  byId("scale").disabled = Boolean(saved);
   byId("compare").hidden = Boolean(saved || state.get("compare"));
   if (state.get("compare")) {
     const since = state.get("b.since") || overview.since, until = state.get("b.until") || overview.until;
     byId("compared").querySelector("span").textContent = clean(`Compared with ${clock(since)} – ${clock(until)}`
-      + `${chosen("b.") ? `, ${chosen("b.")}` : ""}: now choose another time or other filters.`);
+      + `${chosen("b.") ? `, ${chosen("b.")}` : ""}${saved ? "." : ": now choose another time or other filters."}`);
     byId("scale").value = state.get("compare");
   }
   byId("only").hidden = !state.get("function") || !(isGraph() || view() === "source");
@@ -235,12 +237,15 @@ function fillHead() {
   if (byId("search").value !== (state.get("q") || "")) byId("search").value = state.get("q") || "";
   for (const button of document.querySelectorAll("[data-view]")) {
     button.setAttribute("aria-pressed", String(button.dataset.view === view()));
-    if (button.dataset.view === "trace") button.hidden = Boolean(saved);
-    if (button.dataset.view === "source") button.hidden = Boolean(saved) || !state.get("function");
+    if (button.dataset.view === "trace") button.hidden = Boolean(saved && !saved.values[value()]?.trace);
+    if (button.dataset.view === "source") button.hidden = !state.get("function");
   }
   byId("exports").hidden = byId("follow-label").hidden = Boolean(saved);
   for (const link of document.querySelectorAll("[data-format]")) {
-    link.href = `api/export?${selection({ format: link.dataset.format })}`;
+    const query = selection({ format: link.dataset.format });
+    const known = new Set(query.keys());
+    if (link.dataset.format === "html") for (const [name, text] of state) if (!known.has(name)) query.append(name, text);
+    link.href = `api/export?${query}`;
     link.download = "";
   }
   const since = state.get("since") || overview.since, until = state.get("until") || overview.until;
@@ -374,6 +379,7 @@ function fillTrace(trace) {
     bar.style.width = `${(100 * duration) / (trace.duration || 1)}%`;
     const seen = stacks.length ? `, ${stacks.length} on host` : "";
     make("span", `${weight ? amount(weight, trace.unit) : "no samples"}${seen}`, row).className = "number";
+    row.disabled = Boolean(saved);
     row.addEventListener("click", () => { set({ "f.span_id": isChosen ? "" : id, zoom: "" }); show(); });
     if (id === focused) row.focus();
   }
@@ -529,9 +535,7 @@ async function follow() {
 }
 
 if (saved) {
-  state = new URLSearchParams({ value: saved.value });
-  for (const name of ["since", "until"]) if (saved[name]) state.set(name, saved[name]);
-  for (const [facet, values] of Object.entries(saved.filters)) for (const each of values) state.append(`f.${facet}`, each);
+  state = new URLSearchParams(saved.state);
 }
 listen();
 show();

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, Page, run_browser
-from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
-from saved_samples import TRACE, append, sample_line, span_line
+from browser import CHROMIUM, Page
+from command_line import splunk_profiler
+from saved_samples import TRACE, append, sample_line
+from viewer_page import (
+    CHECKOUT,
+    SCREENS,
+    START_NS,
+    act,
+    click_frame,
+    names_in,
+    serve,
+    shown,
+    shown_on,
+)
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 AXE = (files("axe_core_python") / "axe.min.js").read_text("utf-8")
-SCREENS = ROOT / "build" / "screens"
-START_NS = 1_790_000_000 * 10**9
-SEARCH, CHECKOUT = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
-SERVE = "uvicorn.server.Server.serve(/venv/lib/python3.12/site-packages/uvicorn/server.py:70)"
-HANDLE = "shop.app.search(/srv/shop/app.py:20)"
-RANK = "shop.ranking.rank(/srv/shop/ranking.py:31)"
-TRIGRAMS = "shop.ranking.trigrams(/srv/shop/ranking.py:44)"
-QUERY = "shop.database.candidates(/srv/shop/database.py:12)"
-PAY = "billing.pay(/srv/billing/pay.py:9)"
-WAIT = "threading.Condition.wait(/usr/lib/python3.12/threading.py:355)"
 HOSTILE = [
     "<script>document.title='harmed'</script><img src=x onerror=\"document.title='harmed'\">.f",
     "</script><script>document.title='harmed'</script>.f",
@@ -41,84 +38,11 @@ HOSTILE = [
 ]
 
 
-def lines() -> Iterator[str]:
-    """Two minutes of two services: searches all the time, payments in the second half."""
-    yield span_line("GET /search", SEARCH, times_ns=(START_NS, START_NS + 120 * 10**9))
-    yield span_line(
-        "POST /checkout", CHECKOUT, SEARCH, (START_NS + 60 * 10**9, START_NS + 120 * 10**9), ("q83vEg==",) * 3
-    )
-    for second in range(120):
-        time_ns = START_NS + second * 10**9
-        for stack in ([TRIGRAMS, RANK, HANDLE, SERVE], [RANK, HANDLE, SERVE], [QUERY, HANDLE, SERVE])[: 1 + second % 3]:
-            yield sample_line(*stack, time_ns=time_ns, span=SEARCH)
-        yield sample_line(WAIT, SERVE, time_ns=time_ns, span="", state="waiting")
-        if second >= 60:
-            yield sample_line(PAY, SERVE, service="billing", time_ns=time_ns, span=CHECKOUT)
-
-
-@contextmanager
-def serve(source: Path) -> Iterator[str]:
-    command = [*COMMAND, "view", str(source)]
-    with subprocess.Popen(command, env=clean_environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[-1]
-        finally:
-            process.terminate()
-            process.wait(DEADLINE_S)
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with run_browser(tmp_path_factory.mktemp("browser")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("profiles")
-    (directory / "logs.jsonl").write_text("".join(lines()), "utf-8")
-    with serve(directory) as found:
-        yield found
-
-
-@contextmanager
-def shown_on(page: Page, source: Path) -> Iterator[str]:
-    """Serve a source, and leave its page before the server ends: it asks for new data every two seconds."""
-    with serve(source) as address:
-        yield address
-        page.do("Page.navigate", url="about:blank")
-
-
 @pytest.fixture(autouse=True)
 def _no_error_on_the_console(page: Page) -> Iterator[None]:
     page.problems.clear()
     yield
     assert not page.problems
-
-
-def shown(page: Page, selector: str) -> str:
-    return str(page.value(f"document.querySelector({json.dumps(selector)}).innerText"))
-
-
-def act(page: Page, action: str) -> None:
-    """Run JavaScript that changes what is shown, and wait until it is."""
-    before = page.value("document.body.dataset.shown")
-    page.value(action)
-    page.wait(f"document.body.dataset.shown !== {before!r}")
-
-
-def names_in(page: Page) -> list[str]:
-    return list(page.value("graph.frames.map((frame) => frame.name)"))
-
-
-def click_frame(page: Page, name: str) -> None:
-    left, top, width, _ = page.box("#graph")
-    x, y = page.value(
-        f"(() => {{ const f = graph.frames.find((f) => f.name === {json.dumps(name)}); const [l, w] ="
-        f" graph.place(f, {width}); return [l + w / 2, f.depth * ROW + ROW / 2 - graph.scroller.scrollTop]; }})()"
-    )
-    page.click(left + x, top + y)
 
 
 def test_the_page_shows_what_was_recorded_and_a_click_zooms(page: Page, address: str) -> None:
@@ -337,27 +261,6 @@ def test_facets_narrow_down_and_the_address_keeps_them(page: Page, address: str)
         "document.querySelector('#by').dispatchEvent(new Event('change'))",
     )
     assert "POST /checkout" in shown(page, "#legend")
-
-
-def test_exports_follow_the_selection(page: Page, address: str) -> None:
-    page.open(f"{address}#f.endpoint=POST+%2Fcheckout")
-    with urllib.request.urlopen(
-        page.value("document.querySelector('[data-format=folded]').href"), timeout=30
-    ) as answer:
-        assert answer.read().decode() == "uvicorn.server.Server.serve;billing.pay 60000000000\n"
-
-
-def test_the_exported_file_works_without_a_server(page: Page, tmp_path: Path) -> None:
-    (tmp_path / "logs.jsonl").write_text("".join(lines()), "utf-8")
-    file = tmp_path / "profile.html"
-    done = splunk_profiler("view", tmp_path, "--html", file)
-    assert done.returncode == 0, done.stderr
-    page.open(file.as_uri())
-    assert shown(page, "#total") == "7.00 min"
-    assert "shop.ranking.rank" in names_in(page)
-    act(page, "document.querySelector('[data-view=top]').click()")
-    assert "shop.ranking.trigrams" in shown(page, "#top tbody tr")
-    page.keep_picture(SCREENS / "file.png")
 
 
 def test_new_data_appears_and_an_empty_directory_says_what_to_do(page: Page, tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""A recording of two services, shown by `view` in a browser; shared by the tests of the page."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from browser import Page
+from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment
+from saved_samples import sample_line, span_line
+
+SCREENS = ROOT / "build" / "screens"
+START_NS = 1_790_000_000 * 10**9
+SEARCH, CHECKOUT = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
+SERVE = "uvicorn.server.Server.serve(/venv/lib/python3.12/site-packages/uvicorn/server.py:70)"
+HANDLE = "shop.app.search(/srv/shop/app.py:20)"
+RANK = "shop.ranking.rank(/srv/shop/ranking.py:31)"
+TRIGRAMS = "shop.ranking.trigrams(/srv/shop/ranking.py:44)"
+QUERY = "shop.database.candidates(/srv/shop/database.py:12)"
+PAY = "billing.pay(/srv/billing/pay.py:9)"
+WAIT = "threading.Condition.wait(/usr/lib/python3.12/threading.py:355)"
+
+
+def lines() -> Iterator[str]:
+    """Two minutes of two services: searches all the time, payments in the second half."""
+    yield span_line("GET /search", SEARCH, times_ns=(START_NS, START_NS + 120 * 10**9))
+    yield span_line(
+        "POST /checkout", CHECKOUT, SEARCH, (START_NS + 60 * 10**9, START_NS + 120 * 10**9), ("q83vEg==",) * 3
+    )
+    for second in range(120):
+        time_ns = START_NS + second * 10**9
+        for stack in ([TRIGRAMS, RANK, HANDLE, SERVE], [RANK, HANDLE, SERVE], [QUERY, HANDLE, SERVE])[: 1 + second % 3]:
+            yield sample_line(*stack, time_ns=time_ns, span=SEARCH)
+        yield sample_line(WAIT, SERVE, time_ns=time_ns, span="", state="waiting")
+        if second >= 60:
+            yield sample_line(PAY, SERVE, service="billing", time_ns=time_ns, span=CHECKOUT)
+
+
+@contextmanager
+def serve(source: Path) -> Iterator[str]:
+    command = [*COMMAND, "view", str(source)]
+    with subprocess.Popen(command, env=clean_environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+
+
+@contextmanager
+def shown_on(page: Page, source: Path) -> Iterator[str]:
+    """Serve a source, and leave its page before the server ends: it asks for new data every two seconds."""
+    with serve(source) as address:
+        yield address
+        page.do("Page.navigate", url="about:blank")
+
+
+def shown(page: Page, selector: str) -> str:
+    return str(page.value(f"document.querySelector({json.dumps(selector)}).innerText"))
+
+
+def act(page: Page, action: str) -> None:
+    """Run JavaScript that changes what is shown, and wait until it is."""
+    before = page.value("document.body.dataset.shown")
+    page.value(action)
+    page.wait(f"document.body.dataset.shown !== {before!r}")
+
+
+def names_in(page: Page) -> list[str]:
+    return list(page.value("graph.frames.map((frame) => frame.name)"))
+
+
+def click_frame(page: Page, name: str) -> None:
+    left, top, width, _ = page.box("#graph")
+    x, y = page.value(
+        f"(() => {{ const f = graph.frames.find((f) => f.name === {json.dumps(name)}); const [l, w] ="
+        f" graph.place(f, {width}); return [l + w / 2, f.depth * ROW + ROW / 2 - graph.scroller.scrollTop]; }})()"
+    )
+    page.click(left + x, top + y)
