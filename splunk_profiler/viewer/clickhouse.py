@@ -33,6 +33,7 @@ from splunk_profiler.viewer.records import HOST_STACKS, RecordReader, Sender
 from splunk_profiler.viewer.source import Source, check_request_filters
 
 _HOUR_NS = 3600 * 10**9
+_DAY_NS = 24 * _HOUR_NS
 _STEPS = 120  # of the whole time, in each of which samples are counted
 _MIN_STEP_NS = 10**9
 _LAG_NS = 30 * 10**9  # records come so much later than their time
@@ -85,11 +86,12 @@ class ClickHouse(Source):
         if not self._columns:
             raise SourceError(f"{self.name} has no table otel_logs: the Collector makes it with the first logs")
         self._span_columns = self._read_columns("otel_traces")
-        newest_ns = self._newest_ns()
+        now_ns = time.time_ns()
+        newest_ns = self._newest_ns(now_ns - _DAY_NS) or self._newest_ns(0)  # the whole table has many parts
         if not newest_ns:
             of_service = f" of {service}" if service else ""
             raise SourceError(f"{self.name} has no records of the profiler{of_service} in otel_logs")
-        self._until_ns = self._whole_steps(newest_ns - self._last_ns)
+        self._until_ns = (newest_ns - self._last_ns) // self._step_ns * self._step_ns
         self.refresh()
 
     def refresh(self) -> None:
@@ -100,14 +102,14 @@ class ClickHouse(Source):
         """
         if time.time_ns() - self._asked_ns < self._refresh_ns:
             return
-        newest_ns = self._newest_ns()
-        until_ns = self._whole_steps(min(newest_ns, time.time_ns() - self._lag_ns) + self._step_ns)
-        if until_ns > self._until_ns:
-            self._load(self._reader, _Period(self._until_ns, until_ns))
-            self._until_ns = until_ns
-            self.unread = self._reader.unread
-            self.version += 1
+        until_ns = time.time_ns() - self._lag_ns
+        before = self.recording.count(), self._reader.unread
+        self._load_texts(self._reader, _Period(self._until_ns, until_ns))
+        self._load_profiles(self._reader, _Period(self._until_ns, until_ns))
+        self._until_ns = until_ns
         self._asked_ns = time.time_ns()
+        self.unread = self._reader.unread
+        self.version += (self.recording.count(), self.unread) != before
 
     def recording_of(self, selection: Selection) -> Recording:
         """Return the recording that has the traces of a selection."""
@@ -169,13 +171,6 @@ class ClickHouse(Source):
         while len(self._traces) > _MAX_TRACE_RECORDINGS:
             self._traces.popitem(last=False)
         return found
-
-    def _whole_steps(self, time_ns: int) -> int:
-        return time_ns // self._step_ns * self._step_ns
-
-    def _load(self, reader: RecordReader, period: _Period) -> None:
-        self._load_texts(reader, period)
-        self._load_profiles(reader, period)
 
     def _load_texts(self, reader: RecordReader, period: _Period, trace: str = "") -> None:
         condition, parameters = self._condition(period, is_text=True)
@@ -245,11 +240,19 @@ class ClickHouse(Source):
         """Return what records are read, and the parameters of that."""
         formats = "'', 'text'" if is_text else f"'{PROFILE_FORMAT}'"
         types = f"'', '{CPU}'" if is_text else f"'', '{CPU}', '{ALLOCATION}'"
+        condition, parameters = self._scope(period)
         conditions = [
-            f"l.ScopeName = '{PROFILE_SCOPE}'",
+            condition,
             f"{self._log_attribute(DATA_FORMAT)} IN ({formats})",
             f"{self._log_attribute(DATA_TYPE)} IN ({types})",
             f"{self._log_attribute(SOURCE)} != '{SNAPSHOT}'",
+        ]
+        return " AND ".join(conditions), parameters
+
+    def _scope(self, period: _Period) -> tuple[str, dict[str, str | int]]:
+        """Return what selects the profiler's records of a period, and the parameters of that."""
+        conditions = [
+            f"l.ScopeName = '{PROFILE_SCOPE}'",
             "l.Timestamp >= fromUnixTimestamp64Nano({since:Int64})",
             "l.Timestamp < fromUnixTimestamp64Nano({until:Int64})",
         ]
@@ -264,13 +267,11 @@ class ClickHouse(Source):
             parameters["service"] = self._service
         return " AND ".join(conditions), parameters
 
-    def _newest_ns(self) -> int:
-        """Return the time of the newest record; 0 without one."""
-        service = " AND ServiceName = {service:String}" if self._service else ""
-        ((newest_ns,),) = self._client.rows(
-            f"SELECT max(toUnixTimestamp64Nano(Timestamp)) FROM otel_logs WHERE ScopeName = '{PROFILE_SCOPE}'{service}",
-            **({"service": self._service} if self._service else {}),
-        )
+    def _newest_ns(self, since_ns: int) -> int:
+        """Return the time of the newest record since then; 0 without one."""
+        condition, parameters = self._scope(_Period(since_ns, time.time_ns() + _DAY_NS))
+        question = f"SELECT max(toUnixTimestamp64Nano(l.Timestamp)) FROM otel_logs AS l WHERE {condition}"
+        ((newest_ns,),) = self._client.rows(question, **parameters)
         return int(newest_ns)
 
     def _join(self, period: _Period, parameters: dict[str, str | int]) -> str:
