@@ -63,7 +63,7 @@ class LiveStore(Source):
                     self._read()
                     self._seen = seen
                     self.version += 1
-            except ValueError as error:
+            except (IndexError, ValueError, zlib.error) as error:
                 raise damaged(self.path, error) from None
             finally:
                 self._connection.execute("COMMIT")

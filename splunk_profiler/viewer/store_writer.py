@@ -106,9 +106,9 @@ class StoreWriter:
                     pass
                 self._join(now_ns)
                 self._sum_by_minute(now_ns)
-                if self._delete(now_ns):
-                    self._clean()
-        except ValueError as error:  # of `unpack`
+                self._delete_old(now_ns)
+                self._delete_beyond_limit()
+        except (ValueError, zlib.error) as error:
             raise damaged(self.path, error) from None
 
     def close(self) -> None:
@@ -129,17 +129,18 @@ class StoreWriter:
             return False
         sizes = np.cumsum([length for _, length in due])
         batch = [place for place, _ in due[: 1 + int(np.searchsorted(sizes, _MAX_BATCH_BYTES))]]
+        others = {place for place, _, is_traces, _ in waiting if is_traces}.difference(batch)
         reader = RecordReader(Recording())
         for line in self._lines(batch):
             reader.add_request(line)
-        for line in self._lines([place for place, _, is_traces, _ in waiting if is_traces and place > batch[-1]]):
+        for line in self._lines(others):
             reader.name_spans(names_of_spans(line))
         reader.name_spans(read_span_names(self._keeping, reader.nameless()))
         with _transaction(self._keeping):
             self._add(reader.recording)
             if reader.unread:
                 self._keeping.execute("INSERT INTO unread VALUES (?)", (reader.unread,))
-            self._keeping.execute("DELETE FROM requests WHERE id <= ?", (batch[-1],))
+            self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(place,) for place in batch])
         return len(batch) < len(due)
 
     def _lines(self, places: Iterable[int]) -> Iterator[bytes]:
@@ -218,7 +219,7 @@ class StoreWriter:
             )
             if unsummed:
                 with _transaction(self._keeping):
-                    columns = joined(self._take(places))
+                    columns = self._named(joined(self._take(places)))
                     for summed in by_minute(columns, self._processes(columns)):
                         self._insert(summed, is_summed=True)
 
@@ -268,22 +269,28 @@ class StoreWriter:
             found[place] = read_facets(content)
         return found
 
-    def _delete(self, now_ns: int) -> bool:
-        """Delete what is too old, and the oldest while there is too much; return True if something was deleted."""
+    def _delete_old(self, now_ns: int) -> None:
         with _transaction(self._keeping):
-            oldest_ns = now_ns - self._limits.all_ns
-            deleted = self._keeping.execute("DELETE FROM parts WHERE until_ns < ?", (oldest_ns,)).rowcount
+            deleted = self._keeping.execute("DELETE FROM parts WHERE until_ns < ?", (now_ns - self._limits.all_ns,))
             without_samples_ns = now_ns - self._limits.samples_ns - DAY_NS  # sums have no spans
             self._keeping.execute("DELETE FROM spans WHERE end_ns < ?", (without_samples_ns,))
-        while _used_bytes(self._keeping) > self._limits.max_bytes:
+        if deleted.rowcount:
+            self._clean()
+
+    def _delete_beyond_limit(self) -> None:
+        """Delete the oldest tenth of the parts until there are a tenth fewer bytes than allowed, if there are too many.
+
+        What they refer to may be most of the bytes, and to clean that up reads all other parts.
+        """
+        wanted = self._limits.max_bytes
+        while _used_bytes(self._keeping) > wanted:
+            wanted = self._limits.max_bytes * 9 // 10
+            oldest = self._keeping.execute("SELECT id FROM parts ORDER BY until_ns").fetchall()
+            if not oldest:
+                return
             with _transaction(self._keeping):
-                gone = self._keeping.execute(
-                    "DELETE FROM parts WHERE id = (SELECT id FROM parts ORDER BY until_ns LIMIT 1)"
-                ).rowcount
-            if not gone:
-                break
-            deleted += gone
-        return deleted > 0
+                self._keeping.executemany("DELETE FROM parts WHERE id = ?", oldest[: -(-len(oldest) // 10)])
+            self._clean()
 
     def _clean(self) -> None:
         """Delete what no part refers to any more, and give the room back."""

@@ -222,6 +222,32 @@ def test_the_oldest_goes_when_there_are_too_many_bytes(tmp_path: Path) -> None:
     assert path.stat().st_size <= 2 * limit
 
 
+def test_no_more_parts_go_than_the_limit_asks_for_when_stacks_take_most_of_the_room(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    calls = [[f"m{hour}.f{call}(/{os.urandom(20).hex()}.py:1)" for call in range(500)] for hour in range(10)]
+    with writing(path) as writer:
+        for hour, names in enumerate(calls):
+            put(writer, sample_line(*names, time_ns=NOON_NS + hour * HOUR_NS))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        limit = writer.size * 8 // 10
+    with writing(path, Limits(max_bytes=limit)) as writer:
+        writer.keep_up(NOON_NS + 10 * HOUR_NS)
+        assert writer.size <= limit
+    kept = LiveStore(path).recording
+    assert 5 <= kept.count() < 10
+    assert kept.period_ns()[1] == NOON_NS + 9 * HOUR_NS + 1
+
+
+def test_a_clock_that_goes_back_costs_no_request(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, sample_line(time_ns=NOON_NS), received_ns=NOON_NS + HOUR_NS)
+        put(writer, sample_line(time_ns=NOON_NS + 1), received_ns=NOON_NS)
+        writer.keep_up(NOON_NS, hold_ns=0)
+        assert rows(path, "requests") == 1
+        assert LiveStore(path).recording.weights(Selection("samples")).sum() == 2
+
+
 def test_what_cannot_be_read_is_counted_before_and_after_it_became_a_part(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
