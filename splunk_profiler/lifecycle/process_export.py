@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from splunk_profiler.exporter_process.connection import ExporterConnection
 
 _FALLBACK_AFTER_S = 3.0  # without a connection since the start
+_LOST_AFTER_S = 60.0  # without one that was there: it is started again meanwhile, some six times
 
 
 class ProcessExport(StreamOutput):
@@ -32,7 +33,7 @@ class ProcessExport(StreamOutput):
         self._clock = clock
         self._generation = self._connection.generation
         self._cpu_ns = 0
-        self._first_failure_s: float | None = None  # since the first send, which has had no success yet
+        self._failing_since_s: float | None = None  # of sends; none has had success since then
         self._has_sent = False
         self._counters = RecordCounters()  # of this connection
         self._earlier_counters = RecordCounters()
@@ -52,12 +53,12 @@ class ProcessExport(StreamOutput):
     @property
     def failure(self) -> str:  # type: ignore[override]
         """The reason why there is no exporter process, once it is clear that there will be none; else empty."""
-        since_s = self._first_failure_s
-        if self._refusal:
+        if self._refusal or self._failing_since_s is None:
             return self._refusal
-        if self._has_sent or since_s is None or self._clock() - since_s < _FALLBACK_AFTER_S:
-            return ""
-        return self._connection.failure or "it takes no data"
+        failing_s = self._clock() - self._failing_since_s
+        if self._has_sent:  # one that is stopped has a connection still
+            return self._connection.failure if failing_s >= _LOST_AFTER_S else ""
+        return (self._connection.failure or "it takes no data") if failing_s >= _FALLBACK_AFTER_S else ""
 
     def settings(self, resolved: Resolved, *, is_forked_child: bool) -> dict[str, Any]:
         """Return the settings with which the exporter process exports, secrets included."""
@@ -75,9 +76,10 @@ class ProcessExport(StreamOutput):
             return False
         is_sent = self._connection.send(data)
         # Who does not answer may be a child that could not become an exporter, and has not ended yet.
-        self._has_sent = self._has_sent or (is_sent and self._connection.is_trusted)
-        if not is_sent and self._first_failure_s is None:
-            self._first_failure_s = self._clock()
+        if is_sent and self._connection.is_trusted:
+            self._has_sent, self._failing_since_s = True, None
+        elif not is_sent and self._failing_since_s is None:
+            self._failing_since_s = self._clock()
         return is_sent
 
     def stop(self, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ const FACETS = {
   state: "state", trace: "trace",
 };
 const facetName = (name) => FACETS[name] ?? name.replace(/^label:/, "label ");
+const kept = new Map(); // answers that many questions need again, until there is new data
 let overview = null, timeline = null, asked = 0;
 let state = new URLSearchParams(location.hash.slice(1));
 
@@ -96,11 +97,16 @@ async function ask(what, more = new URLSearchParams()) {
   }
   const query = what === "overview" ? "" : selection();
   for (const [name, text] of more) query.append(name, text);
-  const answer = await fetch(`api/${what}?${query}`).catch(() => {
+  if (what === "timeline") for (const name of ["since", "until"]) query.delete(name); // it is of the whole time
+  const address = `api/${what}?${query}`;
+  if (kept.has(address)) return kept.get(address);
+  const answer = await fetch(address).catch(() => {
     throw new Error("The viewer does not answer: is the command still running?");
   });
   const content = await answer.json();
   if (!answer.ok) throw new Error(content.error);
+  if (kept.size > 100) kept.clear();
+  if (what === "timeline" || what === "facets") kept.set(address, content);
   return content;
 }
 
@@ -113,7 +119,9 @@ function explain(error) {
 async function show() {
   const question = ++asked;
   try {
+    const before = overview?.version;
     overview = await ask("overview");
+    if (overview.version !== before) kept.clear();
     const isEmpty = !overview.values.length;
     byId("empty").textContent = "No samples yet. Point a profiled service at the collector that writes this directory; "
       + "if none come, `splunk-profiler doctor` says why.";

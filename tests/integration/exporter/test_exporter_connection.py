@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -141,6 +141,29 @@ def test_output_that_only_a_silent_process_has_taken_is_known_to_have_no_exporte
     for _ in range(3):
         now_s += MAX_ANSWER_S
         assert not output.send(b"not sent\n")
+    assert output.failure == "no process here"
+    output.stop(0)
+
+
+def test_output_whose_exporter_ended_and_cannot_be_started_again_is_known_to_have_none() -> None:
+    now_s = time.monotonic()
+    launchers: list[Callable[[int, str], None]] = [Launcher(find_interpreter(), FACTORY)]
+
+    def launch(descriptor: int, token: str) -> None:
+        (launchers.pop() if launchers else _no_launch)(descriptor, token)
+
+    connection = ExporterConnection(launch, os.urandom(16).hex(), lambda: now_s)
+    output = ProcessExport(connection, lambda: now_s)
+    pid = exporter_pid(connection)
+    assert output.send(b"pid\n")
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
+    while output.send(b"pid\n"):
+        pass
+    for _ in range(6):  # the first one notices that the stream has to begin anew
+        assert not output.failure  # it may be started again
+        now_s += 12
+        assert not output.send(b"pid\n")
     assert output.failure == "no process here"
     output.stop(0)
 
