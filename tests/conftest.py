@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from own_memory import InstalledPublisher, OwnMemory  # they need the extension, which is not built everywhere
 
 
+_BLOCKED = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before any module of tests
+
 # The time that an example takes depends on the load of the machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -132,6 +134,8 @@ def nothing_is_left_behind() -> Iterator[None]:
     ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     environment.pop("PYTEST_CURRENT_TEST", None)
     assert ours == environment, "the test changed the environment"
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert blocked == _BLOCKED, "the test, or what a module of tests has loaded, left signals blocked"
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith(NAME_PREFIX)]
     assert not threads, "the test left threads of the profiler running"
     hooks = {"attach", "detach"} & vars(otel_context._RUNTIME_CONTEXT).keys()

@@ -1,6 +1,6 @@
 """ClickHouse's HTTP interface over its real engine, which chDB has in a process.
 
-    python clickhouse_server.py DIRECTORY PASSWORD
+    python clickhouse_server.py DIRECTORY USER PASSWORD
 
 Prints its port. One question at a time, as the engine answers them; the headers, parameters and errors are those of the
 server's documentation. Ends with its standard input. Imports nothing of the package.
@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 from chdb.session import Session
 
-USER = "reader"
 _CODE = re.compile(r"Code: (\d+)")
 
 
@@ -25,12 +24,12 @@ class Handler(BaseHTTPRequestHandler):
     """Answers a question."""
 
     session: Any
-    password: str
+    allowed: tuple[str, str]
     lock = threading.Lock()
 
     def do_POST(self) -> None:
         sql = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        if (self.headers.get("X-ClickHouse-User"), self.headers.get("X-ClickHouse-Key")) != (USER, self.password):
+        if (self.headers.get("X-ClickHouse-User"), self.headers.get("X-ClickHouse-Key")) != self.allowed:
             self._answer(403, b"Code: 516. DB::Exception: Authentication failed. (AUTHENTICATION_FAILED)\n", "516")
             return
         query = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
@@ -56,9 +55,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def main(directory: str, password: str) -> None:
+def main(directory: str, user: str, password: str) -> None:
     engine: Any = Session
-    Handler.session, Handler.password = engine(directory), password.encode().decode("latin-1")
+    Handler.session, Handler.allowed = engine(directory), (user, password.encode().decode("latin-1"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     print(server.server_port, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()

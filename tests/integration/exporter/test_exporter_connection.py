@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,6 @@ from exporter_processes import (
 from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, MAX_BUFFERED_BYTES, ExporterConnection
 from splunk_profiler.exporter_process.launch import DEFAULT_FACTORY, Launcher, find_interpreter
 from splunk_profiler.exporter_process.transport import CHALLENGE_BYTES, MAX_CONNECTIONS, frame
-from splunk_profiler.lifecycle.process_export import ProcessExport
 from splunk_profiler.system.threads import read_proc_file
 
 _CHUNK = b"drop " + b"x" * 65530 + b"\n"
@@ -128,44 +127,6 @@ def test_process_that_has_taken_the_name_and_is_silent_twice_is_left() -> None:
 
 def _no_launch(_descriptor: int, _token: str) -> None:
     raise PermissionError("no process here")
-
-
-def test_output_that_only_a_silent_process_has_taken_is_known_to_have_no_exporter() -> None:
-    now_s = time.monotonic()
-    connection = ExporterConnection(_no_launch, "cd" * 16, lambda: now_s)
-    output = ProcessExport(connection, lambda: now_s)
-    with socket.socket(socket.AF_UNIX) as taker:
-        taker.bind(connection.name)
-        taker.listen()
-        assert output.send(b"lost\n")
-    for _ in range(3):
-        now_s += MAX_ANSWER_S
-        assert not output.send(b"not sent\n")
-    assert output.failure == "no process here"
-    output.stop(0)
-
-
-def test_output_whose_exporter_ended_and_cannot_be_started_again_is_known_to_have_none() -> None:
-    now_s = time.monotonic()
-    launchers: list[Callable[[int, str], None]] = [Launcher(find_interpreter(), FACTORY)]
-
-    def launch(descriptor: int, token: str) -> None:
-        (launchers.pop() if launchers else _no_launch)(descriptor, token)
-
-    connection = ExporterConnection(launch, os.urandom(16).hex(), lambda: now_s)
-    output = ProcessExport(connection, lambda: now_s)
-    pid = exporter_pid(connection)
-    assert output.send(b"pid\n")
-    os.kill(pid, signal.SIGKILL)
-    wait_for_end(pid)
-    while output.send(b"pid\n"):
-        pass
-    for _ in range(6):  # the first one notices that the stream has to begin anew
-        assert not output.failure  # it may be started again
-        now_s += 12
-        assert not output.send(b"pid\n")
-    assert output.failure == "no process here"
-    output.stop(0)
 
 
 def test_token_of_a_tree_whose_exporter_has_ended_leads_to_a_new_one() -> None:

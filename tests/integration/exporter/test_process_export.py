@@ -1,0 +1,64 @@
+"""When the output of a process knows that it has no exporter process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+from target_process import TESTS
+
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import FACTORY, exporter_pid, wait_for_end
+
+from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, ExporterConnection
+from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
+from splunk_profiler.lifecycle.process_export import ProcessExport
+
+
+def _no_launch(_descriptor: int, _token: str) -> None:
+    raise PermissionError("no process here")
+
+
+def test_output_that_only_a_silent_process_has_taken_is_known_to_have_no_exporter() -> None:
+    now_s = time.monotonic()
+    connection = ExporterConnection(_no_launch, "cd" * 16, lambda: now_s)
+    output = ProcessExport(connection, lambda: now_s)
+    with socket.socket(socket.AF_UNIX) as taker:
+        taker.bind(connection.name)
+        taker.listen()
+        assert output.send(b"lost\n")
+    for _ in range(3):
+        now_s += MAX_ANSWER_S
+        assert not output.send(b"not sent\n")
+    assert output.failure == "no process here"
+    output.stop(0)
+
+
+def test_output_whose_exporter_ended_and_cannot_be_started_again_is_known_to_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "targets"))
+    now_s = time.monotonic()
+    launchers: list[Callable[[int, str], None]] = [Launcher(find_interpreter(), FACTORY)]
+
+    def launch(descriptor: int, token: str) -> None:
+        (launchers.pop() if launchers else _no_launch)(descriptor, token)
+
+    connection = ExporterConnection(launch, os.urandom(16).hex(), lambda: now_s)
+    output = ProcessExport(connection, lambda: now_s)
+    pid = exporter_pid(connection)
+    assert output.send(b"drop\n")
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
+    while output.send(b"drop\n"):
+        pass
+    for _ in range(6):  # the first one notices that the stream has to begin anew
+        assert not output.failure  # it may be started again
+        now_s += 12
+        assert not output.send(b"drop\n")
+    assert output.failure == "no process here"
+    output.stop(0)
