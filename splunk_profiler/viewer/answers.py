@@ -32,6 +32,13 @@ _SMALL_FRAMES = Function("(small)", "", "")
 _KINDS = {"application": 1, "library": 2, "standard-library": 3}
 
 
+class _Chosen(NamedTuple):
+    """The weights of a selection by stack, and their unit."""
+
+    weights: Numbers
+    unit: str
+
+
 class _Before(NamedTuple):
     """The weights of a baseline, and the factor by which they are to be scaled."""
 
@@ -83,7 +90,8 @@ class Answers:
         """
         with self._lock:
             recording = self._refreshed(selection)
-            return _flame(recording, selection, inverted, self._before(recording, selection, baseline), function)
+            chosen = _weigh(recording, selection)
+            return _flame(recording, chosen, inverted, self._before(recording, selection, chosen, baseline), function)
 
     def top(self, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
         """Return the functions whose name or file has the text, the most of their own first.
@@ -95,7 +103,8 @@ class Answers:
         """
         with self._lock:
             recording = self._refreshed(selection)
-            return _top(recording, selection, search, self._before(recording, selection, baseline))
+            chosen = _weigh(recording, selection)
+            return _top(recording, chosen, search, self._before(recording, selection, chosen, baseline))
 
     def facets(self, selection: Selection) -> dict[str, Any]:
         """Return the values of each facet with their weights."""
@@ -222,14 +231,16 @@ class Answers:
         with self._lock:
             return next(iter(_values(self._refreshed())), "")
 
-    def _before(self, recording: Recording, selection: Selection, baseline: Baseline | None) -> _Before | None:
+    def _before(
+        self, recording: Recording, selection: Selection, chosen: _Chosen, baseline: Baseline | None
+    ) -> _Before | None:
         if baseline is None:
             return None
         before = recording.weights(baseline.selection)
         if baseline.by == "time":
             scale = recording.duration_ns(selection) / recording.duration_ns(baseline.selection)
         elif baseline.by == "share":
-            scale = recording.weights(selection).sum() / (before.sum() or 1)
+            scale = chosen.weights.sum() / (before.sum() or 1)
         elif baseline.by == "requests":
             requests, requests_before = map(self._live.count_requests, (selection, baseline.selection))
             if not requests or not requests_before:
@@ -259,15 +270,14 @@ def _values(recording: Recording) -> list[str]:
 
 def _flame(
     recording: Recording,
-    selection: Selection,
+    chosen: _Chosen,
     inverted: bool,
     before: _Before | None = None,
     function: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
-    weights = recording.weights(selection)
     tree = call_tree(
         recording.stacks,
-        weights,
+        chosen.weights,
         inverted=inverted,
         before=None if before is None else before.weights,
         function=None if function is None else recording.find_function(*function),
@@ -280,7 +290,7 @@ def _flame(
     if before is None:
         del frames["before"]
     return {
-        "unit": recording.units.get(selection.value, "count"),
+        "unit": chosen.unit,
         "total": round(tree.total[0]),
         "before": round(tree.before[0] * scale),
         "functions": [[name, file, _KINDS.get(kind, 0)] for name, file, kind in functions],
@@ -288,20 +298,22 @@ def _flame(
     }
 
 
-def _top(recording: Recording, selection: Selection, search: str, before: _Before | None = None) -> dict[str, Any]:
-    weights = recording.weights(selection)
+def _weigh(recording: Recording, selection: Selection) -> _Chosen:
+    return _Chosen(recording.weights(selection), recording.units.get(selection.value, "count"))
+
+
+def _top(recording: Recording, chosen: _Chosen, search: str, before: _Before | None = None) -> dict[str, Any]:
     sought = search.casefold()
     rows = []
     matches = 0
-    for row in top_table(recording.stacks, weights, *(before or ())):
+    for row in top_table(recording.stacks, chosen.weights, *(before or ())):
         name, file, kind = recording.functions[row.function]
         if sought in name.casefold() or sought in file.casefold():
             matches += 1
             if matches <= _MAX_ROWS:
                 sums = row.own, row.total, *((row.own_before, row.total_before) if before else ())
                 rows.append([name, file, row.line, _KINDS.get(kind, 0), *map(round, sums)])
-    unit = recording.units.get(selection.value, "count")
-    return {"unit": unit, "total": round(weights.sum()), "functions": matches, "rows": rows}
+    return {"unit": chosen.unit, "total": round(chosen.weights.sum()), "functions": matches, "rows": rows}
 
 
 def _facets(recording: Recording, selection: Selection) -> dict[str, Any]:
