@@ -93,8 +93,13 @@ def test_numpy_arrays_are_seen_as_objects_without_their_data() -> None:
     def make_arrays() -> list[object]:
         return [numpy.ones(100_000) for _ in range(20)]
 
+    starts = list(range(2_000))
+
     def make_views(array: Any) -> list[object]:
-        return [array[start:] for start in range(2_000)]
+        views: list[object] = [None] * len(starts)  # a list that grows would be as much again
+        for start in starts:
+            views[start] = array[start:]
+        return views
 
     with sampling(1_000) as drained:
         arrays = make_arrays()
