@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import webbrowser
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -18,7 +19,7 @@ from splunk_profiler.config import environment
 from splunk_profiler.stream.records import HEADER
 from splunk_profiler.system.private_files import make_private, open_private
 from splunk_profiler.viewer.answers import Answers
-from splunk_profiler.viewer.clickhouse import ClickHouse
+from splunk_profiler.viewer.clickhouse import NEVER_NS, ClickHouse
 from splunk_profiler.viewer.clickhouse_client import is_address
 from splunk_profiler.viewer.database import is_database
 from splunk_profiler.viewer.live_files import LiveFiles
@@ -65,6 +66,12 @@ from splunk_profiler.viewer.store_writer import StoreWriter
     metavar="N",
     help="How much of ClickHouse to show.",
 )
+@click.option(
+    "--until",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"]),
+    metavar="TIME",
+    help="Show the hours before this time, as 2026-11-20T14:30 in this machine's zone; of ClickHouse only.",
+)
 @click.option("--service", default="", metavar="NAME", help="Show this service alone; of ClickHouse only.")
 def view(  # noqa: PLR0917
     source: str,
@@ -75,6 +82,7 @@ def view(  # noqa: PLR0917
     file: Path | None,
     store: Path | None,
     last_hours: int,
+    until: datetime | None,
     service: str,
 ) -> None:
     """Show the profiles saved in SOURCE in a browser.
@@ -95,7 +103,8 @@ def view(  # noqa: PLR0917
         return
     shown: Source
     if is_address(source):
-        shown = ClickHouse(source, environment(), last_hours=last_hours, service=service)
+        until_ns = NEVER_NS if until is None else int(until.timestamp()) * 10**9
+        shown = ClickHouse(source, environment(), last_hours=last_hours, service=service, until_ns=until_ns)
     else:
         shown = open_files(Path(source))
     answers = Answers(shown)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, parse_address
+from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows, parse_address
 from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import TRACE, Selection, Span
 from splunk_profiler.viewer.otlp_files import (
@@ -29,11 +29,12 @@ from splunk_profiler.viewer.otlp_files import (
 )
 from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, decode_body
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.records import HOST_STACKS, RecordReader, Sender
+from splunk_profiler.viewer.records import HOST_STACKS, RecordReader, make_sender
 from splunk_profiler.viewer.source import Source, check_request_filters
 
 _HOUR_NS = 3600 * 10**9
 _DAY_NS = 24 * _HOUR_NS
+NEVER_NS = (1 << 63) - 1
 _STEPS = 120  # of the whole time, in each of which samples are counted
 _MIN_STEP_NS = 10**9
 _LAG_NS = 30 * 10**9  # records come so much later than their time
@@ -53,8 +54,38 @@ class _Period(NamedTuple):
     until_ns: int
 
 
+class _Texts(NamedTuple):
+    """Counted samples, and texts by their hash."""
+
+    rows: Rows
+    bodies: dict[Any, str]
+
+    def add_to(self, reader: RecordReader) -> None:
+        for step_ns, service, version, host, pid, endpoint, _, trace, span, body, count, total_ms in self.rows:
+            weights = {"samples": int(count), "wall": parse_int(int(total_ms) * 1_000_000)}
+            sender, text = make_sender(service, version, host, pid), self.bodies.get(body, "")
+            try:
+                reader.add_text(sender, text, int(step_ns), weights, span=(trace, span), endpoint=endpoint)
+            except ValueError:
+                reader.unread += int(count)
+
+
+class _Profiles(NamedTuple):
+    """The newest profiles, and how many older ones there are."""
+
+    rows: Rows
+    left_out: int
+
+    def add_to(self, reader: RecordReader) -> None:
+        for service, version, host, pid, body in self.rows:
+            try:
+                reader.add_message(make_sender(service, version, host, pid), decode_body(body))
+            except ValueError:
+                reader.unread += 1
+
+
 class ClickHouse(Source):
-    """The last hours of a database; new records are added after half a minute.
+    """Some hours of a database, up to `until_ns` or else to its newest record; new ones are added after half a minute.
 
     Raises:
         SourceError: the database cannot be asked, or has no records.
@@ -67,6 +98,7 @@ class ClickHouse(Source):
         *,
         last_hours: int = 1,
         service: str = "",
+        until_ns: int = NEVER_NS,
         lag_ns: int = _LAG_NS,
         refresh_ns: int = _REFRESH_NS,
     ) -> None:
@@ -78,6 +110,7 @@ class ClickHouse(Source):
         self._client = ClickHouseClient(server)
         self._service = service
         self._last_ns = last_hours * _HOUR_NS
+        self._end_ns = until_ns
         self._step_ns = max(_MIN_STEP_NS, self._last_ns // _STEPS)
         self._traces: OrderedDict[str, Recording] = OrderedDict()
         self._left_out = 0
@@ -86,11 +119,13 @@ class ClickHouse(Source):
         if not self._columns:
             raise SourceError(f"{self.name} has no table otel_logs: the Collector makes it with the first logs")
         self._span_columns = self._read_columns("otel_traces")
-        now_ns = time.time_ns()
-        newest_ns = self._newest_ns(now_ns - _DAY_NS) or self._newest_ns(0)  # the whole table has many parts
+        probably_ns = min(time.time_ns(), until_ns) - _DAY_NS
+        newest_ns = self._newest_ns(probably_ns) or self._newest_ns(0)  # the whole table has many parts
         if not newest_ns:
             of_service = f" of {service}" if service else ""
-            raise SourceError(f"{self.name} has no records of the profiler{of_service} in otel_logs")
+            then = time.localtime(until_ns // 10**9)
+            before = time.strftime(" before %Y-%m-%d %H:%M", then) if until_ns < NEVER_NS else ""
+            raise SourceError(f"{self.name} has no records of the profiler{of_service} in otel_logs{before}")
         self._until_ns = (newest_ns - self._last_ns) // self._step_ns * self._step_ns
         self.refresh()
 
@@ -102,14 +137,19 @@ class ClickHouse(Source):
         """
         if time.time_ns() - self._asked_ns < self._refresh_ns:
             return
-        until_ns = time.time_ns() - self._lag_ns
-        before = self.recording.count(), self._reader.unread
-        self._load_texts(self._reader, _Period(self._until_ns, until_ns))
-        self._load_profiles(self._reader, _Period(self._until_ns, until_ns))
-        self._until_ns = until_ns
+        period = _Period(self._until_ns, min(time.time_ns() - self._lag_ns, self._end_ns))
+        if period.until_ns <= period.since_ns:
+            return
+        texts, profiles = self._ask_texts(period), self._ask_profiles(period)  # both, or nothing is added
+        texts.add_to(self._reader)
+        profiles.add_to(self._reader)
+        self._until_ns = period.until_ns
         self._asked_ns = time.time_ns()
         self.unread = self._reader.unread
-        self.version += (self.recording.count(), self.unread) != before
+        self.version += bool(texts.rows or profiles.rows)
+        self._left_out += profiles.left_out
+        if self._left_out:
+            self.note = f"{self._left_out} older profiles were left out: choose fewer hours, or one service."
 
     def recording_of(self, selection: Selection) -> Recording:
         """Return the recording that has the traces of a selection."""
@@ -164,15 +204,14 @@ class ClickHouse(Source):
     def _recording_of_trace(self, trace: str) -> Recording:
         found = self._traces.pop(trace, None)
         if found is None:
-            reader = RecordReader(Recording())
-            self._load_texts(reader, _Period(0, self._until_ns), trace=trace)
-            found = reader.recording
+            found = Recording()
+            self._ask_texts(_Period(0, self._until_ns), trace).add_to(RecordReader(found))
         self._traces[trace] = found
         while len(self._traces) > _MAX_TRACE_RECORDINGS:
             self._traces.popitem(last=False)
         return found
 
-    def _load_texts(self, reader: RecordReader, period: _Period, trace: str = "") -> None:
+    def _ask_texts(self, period: _Period, trace: str = "") -> _Texts:
         condition, parameters = self._condition(period, is_text=True)
         if trace:
             condition += " AND l.TraceId = {trace:String}"
@@ -184,12 +223,9 @@ class ClickHouse(Source):
                 f" GROUP BY l.TraceId ORDER BY count() DESC LIMIT {_MAX_TRACES})"
             )
         hash_of = f"cityHash64({_WITHOUT_NUMBERS})"
-        bodies = dict(
-            self._client.rows(
-                f"SELECT {hash_of} AS hash, any({_WITHOUT_NUMBERS}) FROM otel_logs AS l WHERE {condition}"
-                f" GROUP BY hash LIMIT {_MAX_ROWS}",
-                **parameters,
-            )
+        bodies = (
+            f"SELECT {hash_of} AS hash, any({_WITHOUT_NUMBERS}) FROM otel_logs AS l WHERE {condition}"
+            f" GROUP BY hash LIMIT {_MAX_ROWS}"
         )
         period_ms = f"toUInt64OrZero({self._log_attribute('source.event.period')})"
         rows = self._client.rows(
@@ -201,25 +237,16 @@ class ClickHouse(Source):
             f" GROUP BY ALL LIMIT {_MAX_ROWS + 1}",
             **parameters,
         )
-        for number, row in enumerate(rows):
-            if number == _MAX_ROWS:
-                raise SourceError(
-                    f"{self.name} has more than {_MAX_ROWS} different samples in {self._last_ns // _HOUR_NS} h:"
-                    " choose fewer hours with --last-hours, or one service with --service"
-                )
-            self._add_texts(reader, row, bodies)
+        if len(rows) > _MAX_ROWS:
+            raise SourceError(
+                f"{self.name} has more than {_MAX_ROWS} different samples in {self._last_ns // _HOUR_NS} h:"
+                " choose fewer hours with --last-hours, or one service with --service"
+            )
+        return _Texts(
+            rows, dict(self._client.rows(bodies, **parameters))
+        )  # the texts last: none that came since is missing
 
-    @staticmethod
-    def _add_texts(reader: RecordReader, row: list[Any], bodies: dict[Any, str]) -> None:
-        step_ns, service, version, host, pid, endpoint, _, trace, span, body, count, total_ms = row
-        weights = {"samples": int(count), "wall": parse_int(int(total_ms) * 1_000_000)}
-        sender = _sender(service, version, host, pid)
-        try:
-            reader.add_text(sender, bodies.get(body, ""), int(step_ns), weights, span=(trace, span), endpoint=endpoint)
-        except ValueError:
-            reader.unread += int(count)
-
-    def _load_profiles(self, reader: RecordReader, period: _Period) -> None:
+    def _ask_profiles(self, period: _Period) -> _Profiles:
         condition, parameters = self._condition(period, is_text=False)
         ((count,),) = self._client.rows(f"SELECT count() FROM otel_logs AS l WHERE {condition}", **parameters)
         rows = self._client.rows(
@@ -227,14 +254,7 @@ class ClickHouse(Source):
             f" ORDER BY l.Timestamp DESC LIMIT {_MAX_PROFILES}",
             **parameters,
         )
-        for service, version, host, pid, body in rows:
-            try:
-                reader.add_message(_sender(service, version, host, pid), decode_body(body))
-            except ValueError:
-                reader.unread += 1
-        if int(count) > _MAX_PROFILES:
-            self._left_out += int(count) - _MAX_PROFILES
-            self.note = f"{self._left_out} older profiles were left out: choose fewer hours, or one service."
+        return _Profiles(rows, max(0, int(count) - _MAX_PROFILES))
 
     def _condition(self, period: _Period, *, is_text: bool) -> tuple[str, dict[str, str | int]]:
         """Return what records are read, and the parameters of that."""
@@ -269,7 +289,7 @@ class ClickHouse(Source):
 
     def _newest_ns(self, since_ns: int) -> int:
         """Return the time of the newest record since then; 0 without one."""
-        condition, parameters = self._scope(_Period(since_ns, time.time_ns() + _DAY_NS))
+        condition, parameters = self._scope(_Period(since_ns, min(time.time_ns() + _DAY_NS, self._end_ns)))
         question = f"SELECT max(toUnixTimestamp64Nano(l.Timestamp)) FROM otel_logs AS l WHERE {condition}"
         ((newest_ns,),) = self._client.rows(question, **parameters)
         return int(newest_ns)
@@ -312,11 +332,6 @@ class ClickHouse(Source):
             table=table,
         )
         return {name: kind for name, kind in rows}  # noqa: C416  # rows are lists
-
-
-def _sender(service: str, version: str, host: str, pid: str) -> Sender:
-    named = service or "unknown service"
-    return Sender(named, version, " ".join(part for part in (named, host, pid) if part))
 
 
 def _texts(value: Any) -> tuple[str, ...]:

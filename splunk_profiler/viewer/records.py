@@ -50,20 +50,24 @@ _MAX_LINE = (1 << 31) - 1
 
 
 class Sender(NamedTuple):
-    """What a resource says of a process."""
+    """A process that records come from."""
 
     service: str
     version: str
     process: str
 
 
+def make_sender(service: str, version: str, host: str, pid: str) -> Sender:
+    """Return the sender with these attributes of its resource, which may be empty."""
+    service = service or "unknown service"
+    return Sender(service, version, " ".join(part for part in (service, host, pid) if part))
+
+
 def sender_of(resource: dict[str, Any]) -> Sender:
     """Return the sender of the logs or spans of a resource."""
     described = attributes(resource.get("resource", {}))
-    service = str(described.get("service.name", "unknown service"))
-    parts = (service, described.get("host.name"), described.get("process.pid"))
-    process = " ".join(str(part) for part in parts if part is not None)
-    return Sender(service, str(described.get("service.version", "")), process)
+    names = ("service.name", "service.version", "host.name", "process.pid")
+    return make_sender(*(str(described.get(name, "")) for name in names))
 
 
 class RecordReader:

@@ -26,6 +26,17 @@ def sample_line(
         "spanId": span,
         "attributes": [{"key": "source.event.period", "value": {"intValue": "1000"}}],
     }
+    return _log_line(service, record)
+
+
+def profile_line(body: str, *, service: str = "shop", time_ns: int = 5_000_000_000) -> str:
+    """Return a profile; `body` is gzip in base64."""
+    described = {"profiling.data.format": "pprof-gzip-base64", "profiling.data.type": "cpu"}
+    attributes = [{"key": key, "value": _text(value)} for key, value in described.items()]
+    return _log_line(service, {"timeUnixNano": str(time_ns), "body": _text(body), "attributes": attributes})
+
+
+def _log_line(service: str, record: dict[str, Any]) -> str:
     resource = {"attributes": [{"key": "service.name", "value": _text(service)}]}
     logs = {"resource": resource, "scopeLogs": [{"scope": {"name": "otel.profiling"}, "logRecords": [record]}]}
     return json.dumps({"resourceLogs": [logs]}) + "\n"

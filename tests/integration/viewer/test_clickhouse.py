@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import time
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 from command_line import UNREACHABLE_URL, collect_batch, splunk_profiler
-from saved_samples import SPAN, TRACE, sample_line, span_line
+from faulty_relay import FAULTS, run_relay
+from profile_factory import message, small_profile
+from saved_samples import SPAN, TRACE, profile_line, sample_line, span_line
 
 if find_spec("chdb") is None:  # to import it blocks SIGPIPE
     pytest.skip("chDB is not to be had here", allow_module_level=True)
@@ -163,6 +167,23 @@ def test_only_the_last_hours_and_one_service_are_read(database: Database) -> Non
         services(service="' OR 1=1 --")
 
 
+def test_the_hours_before_a_time_are_shown_and_do_not_grow(database: Database) -> None:
+    database.make_tables("by_severity")
+    until_ns = now_ns(26 * 3600)
+    before = [sample_line("own.before(/own.py:3)", time_ns=until_ns - hours * 3600 * 10**9 - 1) for hours in (0, 1, 3)]
+    database.insert([*before, sample_line("own.then(/own.py:3)", time_ns=until_ns), sample_line(time_ns=now_ns(60))])
+    shown = ClickHouse(database.address, database.environment, last_hours=2, until_ns=until_ns, refresh_ns=0)
+    assert shown.recording.weights(SAMPLES).sum() == 2
+    version = shown.version
+    shown.refresh()
+    assert (shown.version, shown.recording.weights(SAMPLES).sum()) == (version, 2)
+    assert ClickHouse(database.address, database.environment, last_hours=30).recording.count() > 3
+    said = f"{shown.name} has no records of the profiler in otel_logs before 2026-01-02 03:04"
+    asked = splunk_profiler("view", database.address, "--until", "2026-01-02T03:04", env=database.environment)
+    assert (asked.returncode, asked.stderr) == (1, f"splunk-profiler: error: {said}\n")
+    assert "'yesterday' does not match" in splunk_profiler("view", database.address, "--until", "yesterday").stderr
+
+
 def test_new_records_are_added_once_when_late_ones_have_come_too(database: Database) -> None:
     database.make_tables("by_timestamp_time")
     database.insert([sample_line(time_ns=now_ns(600))])
@@ -178,6 +199,43 @@ def test_new_records_are_added_once_when_late_ones_have_come_too(database: Datab
     shown.refresh()
     assert shown.version == version
     assert shown.recording.weights(SAMPLES).sum() == 3
+
+
+def test_a_question_that_fails_loses_no_record_and_counts_none_twice(database: Database) -> None:
+    def insert(*functions: str) -> None:
+        time_ns = time.time_ns()
+        samples = [sample_line(f"own.{function}(/own.py:3)", time_ns=time_ns) for function in functions]
+        database.insert([*samples, profile_line(profile, time_ns=time_ns)])
+
+    profile = base64.b64encode(gzip.compress(message(small_profile()))).decode()
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=now_ns(600))])
+    with run_relay(database.port) as (relay, port):
+        address = f"clickhouse://127.0.0.1:{port}/{database.name}"
+        shown = ClickHouse(address, database.environment, refresh_ns=0, lag_ns=0)
+        relay.questions = 0
+        shown.refresh()
+        questions = relay.questions
+        for place in range(questions):
+            insert("first", f"number_{place}")
+            relay.spoil_at = place
+            with pytest.raises(SourceError, match="ended its answer too early: ask again"):
+                shown.refresh()
+            shown.refresh()
+    everything = ClickHouse(database.address, database.environment, lag_ns=0)
+    assert of(shown.recording) == of(everything.recording)
+    assert shown.recording.weights(SAMPLES).sum() > 2 * questions > 6
+    assert shown.unread == everything.unread == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_no_whole_answer_is_an_error(database: Database, fault: str) -> None:
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=now_ns(600))])
+    with run_relay(database.port) as (relay, port):
+        relay.fault, relay.spoil_at = FAULTS[fault], 0
+        with pytest.raises(SourceError, match=relay.fault.said):
+            ClickHouse(f"clickhouse://127.0.0.1:{port}/{database.name}", database.environment)
 
 
 def test_records_that_are_no_samples_are_left_out_or_counted(database: Database) -> None:
