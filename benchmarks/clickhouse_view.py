@@ -1,4 +1,4 @@
-"""What the viewer takes with a million records of text, and a thousand profiles, in ClickHouse's engine.
+"""Time and memory of the viewer with a million records of text, and a thousand profiles, in ClickHouse's engine.
 
 The engine is chDB's, in a process of its own behind its HTTP interface, on this machine. Records are of one hour: 20
 services of 4 processes with 10 threads each, which wait in seven samples of ten; 500 stacks of 40 frames; half of the

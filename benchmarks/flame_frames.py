@@ -1,4 +1,4 @@
-"""How long the flame graph of the viewer takes to draw 50,000 frames, in Chromium.
+"""Time in which the flame graph of the viewer draws 50,000 frames, in Chromium.
 
 A step is what the page does for one picture: the reader zooms to another frame, scrolls by some rows, points at another
 frame, or types another letter of a search. Quiet where there is no Chromium. Without a graphics card, as it is measured

@@ -1,4 +1,4 @@
-"""What a click in the viewer takes on a store of ten million samples, in SQL, and in columns as `view` has them.
+"""Time of a click in the viewer on a store of ten million samples, in SQL, and in columns as `view` has them.
 
 A week of one service: 200,000 distinct stacks of 10 to 60 frames, 8 endpoints, 40 threads, 4 processes, a third of the
 samples in 500,000 traces. The answers are made as for the page, JSON included, but not sent. The same samples as rows
@@ -24,9 +24,9 @@ from result import Result, main, median
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.columns import Columns, SpanKeys
 from splunk_profiler.viewer.live_store import LiveStore
-from splunk_profiler.viewer.model import Baseline, Facets, Selection, Span
+from splunk_profiler.viewer.model import DAY_NS, Baseline, Facets, Selection, Span
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.store_writer import DAY_NS, StoreWriter
+from splunk_profiler.viewer.store_writer import StoreWriter
 
 SAMPLES, FUNCTIONS, SPANS_PER_TRACE = 10_000_000, 20_000, 2
 SAMPLES_PER_STACK, SAMPLES_PER_TRACE = 50, 20
@@ -57,7 +57,7 @@ def add_stacks(recording: Recording, chosen: np.random.Generator, count: int) ->
             frames[:, depth, 1] = 10 + state % 7
         packed.update(row[:depth].tobytes() for row, depth in zip(frames, depths, strict=True))
     for content in sorted(packed)[:count]:
-        recording.stacks.place_packed(content)
+        recording.stacks.place(content)
 
 
 def fill(recording: Recording, samples: int) -> None:

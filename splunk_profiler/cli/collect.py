@@ -22,6 +22,7 @@ from splunk_profiler.cli.receiver import ReceivedCounts, Receiver, Refusals
 from splunk_profiler.cli.signals import block_signals, wait_for_signal
 from splunk_profiler.cli.store import Saved, Store
 from splunk_profiler.cli.terminal import Terminal, text
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS
 
 DEFAULT_DIRECTORY = "profiles"
 
@@ -29,7 +30,6 @@ _UPDATE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 5.0
 _MAX_SERVICES_SHOWN = 12
 _MEBIBYTE = 1 << 20
-_HOUR_NS = 3600 * 10**9
 
 
 @click.command()
@@ -95,7 +95,7 @@ def collect(  # noqa: PLR0917
     """
     console = Terminal()
     with block_signals():
-        limits = keep_whole_hours * _HOUR_NS, keep_days * 24 * _HOUR_NS, max_store_mib * _MEBIBYTE
+        limits = keep_whole_hours * HOUR_NS, keep_days * DAY_NS, max_store_mib * _MEBIBYTE
         saved: Saved = Store(output, sync=sync) if store is None else _open_store(store, limits, sync=sync)
         try:
             receiver = Receiver(saved, host, port, max_request_mib * _MEBIBYTE, _print_problem)

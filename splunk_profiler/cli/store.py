@@ -108,24 +108,24 @@ class LineFile:
 
 
 class RequestSink(Protocol):
-    """Where requests of one kind go."""
+    """Takes requests of one kind."""
 
     def append(self, value: Any) -> None:
         """Add a request; `StoreError` if that fails."""
 
 
 class Saved(Protocol):
-    """Where the collector saves: `logs` and `traces` take requests, `path` is named to the user."""
+    """A place that the collector saves to: `logs` and `traces` take requests, `path` is named to the user."""
 
     path: Path
 
     @property
     def logs(self) -> RequestSink:
-        """Where requests of logs go."""
+        """Takes requests of logs."""
 
     @property
     def traces(self) -> RequestSink:
-        """Where requests of spans go."""
+        """Takes requests of spans."""
 
     @property
     def size(self) -> int:

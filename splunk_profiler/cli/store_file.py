@@ -20,7 +20,7 @@ _KEEP_UP_INTERVAL_S = 15.0
 
 
 class _Requests:
-    """Where requests of one kind go."""
+    """Takes requests of one kind."""
 
     def __init__(self, writer: StoreWriter, *, is_traces: bool) -> None:
         self._writer = writer

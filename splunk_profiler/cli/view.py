@@ -98,6 +98,8 @@ def view(  # noqa: PLR0917
     Only this machine can read the page, unless --host names another address: there is no password. Ctrl-C ends it.
     """
     if store is not None:
+        if is_address(source):
+            raise CommandError("--store takes a directory, a file or a kept stream, not a database: that is a store")
         save_store(Path(source), store)
         print_line(f"saved in {store}")
         return
@@ -178,12 +180,14 @@ def serve_page(
 
 
 def save_store(source: Path, path: Path) -> None:
-    """Add all of a directory or a file to a store.
+    """Add all of a directory, a file or a kept stream to a store.
 
     Raises:
-        SourceError: one cannot be read, or the other not be written.
+        SourceError, CommandError: one cannot be read, or the other not be written.
     """
-    files = LiveFiles(source)
+    if is_database(source):
+        raise CommandError(f"{source} is a store already")
+    files = open_files(source)
     files.refresh()
     writer = StoreWriter(path)
     try:

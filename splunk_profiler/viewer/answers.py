@@ -32,13 +32,6 @@ _SMALL_FRAMES = Function("(small)", "", "")
 _KINDS = {"application": 1, "library": 2, "standard-library": 3}
 
 
-class _Chosen(NamedTuple):
-    """The weights of a selection by stack, and their unit."""
-
-    weights: Numbers
-    unit: str
-
-
 class _Before(NamedTuple):
     """The weights of a baseline, and the factor by which they are to be scaled."""
 
@@ -90,8 +83,11 @@ class Answers:
         """
         with self._lock:
             recording = self._refreshed(selection)
-            chosen = _weigh(recording, selection)
-            return _flame(recording, chosen, inverted, self._before(recording, selection, chosen, baseline), function)
+            weights = recording.weights(selection)
+            before = self._before(recording, selection, weights, baseline)
+            unit = recording.units.get(selection.value, "count")
+            place = None if function is None else recording.find_function(*function)
+            return {"unit": unit, **_flame(recording, weights, inverted, before, place)}
 
     def top(self, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
         """Return the functions whose name or file has the text, the most of their own first.
@@ -103,18 +99,23 @@ class Answers:
         """
         with self._lock:
             recording = self._refreshed(selection)
-            chosen = _weigh(recording, selection)
-            return _top(recording, chosen, search, self._before(recording, selection, chosen, baseline))
+            weights = recording.weights(selection)
+            before = self._before(recording, selection, weights, baseline)
+            unit = recording.units.get(selection.value, "count")
+            return {"unit": unit, **_top(recording, weights, search, before)}
 
     def facets(self, selection: Selection) -> dict[str, Any]:
         """Return the values of each facet with their weights."""
         with self._lock:
-            return _facets(self._refreshed(selection), selection)
+            return {"facets": self._refreshed(selection).facet_weights(selection)}
 
     def timeline(self, selection: Selection, facet: str) -> dict[str, Any]:
         """Return the weights over time, by a facet."""
         with self._lock:
-            return _timeline(self._refreshed(selection), selection, facet)
+            recording = self._refreshed(selection)
+            line = recording.timeline(selection, facet, _BUCKETS)
+            unit = recording.units.get(selection.value, "count")
+            return {"unit": unit, "start": str(line.start_ns), "step": str(line.step_ns), "series": line.series}
 
     def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
         """Return the lines of a function with their weights: number, text, own and total.
@@ -232,7 +233,7 @@ class Answers:
             return next(iter(_values(self._refreshed())), "")
 
     def _before(
-        self, recording: Recording, selection: Selection, chosen: _Chosen, baseline: Baseline | None
+        self, recording: Recording, selection: Selection, weights: Numbers, baseline: Baseline | None
     ) -> _Before | None:
         if baseline is None:
             return None
@@ -240,7 +241,7 @@ class Answers:
         if baseline.by == "time":
             scale = recording.duration_ns(selection) / recording.duration_ns(baseline.selection)
         elif baseline.by == "share":
-            scale = chosen.weights.sum() / (before.sum() or 1)
+            scale = weights.sum() / (before.sum() or 1)
         elif baseline.by == "requests":
             requests, requests_before = map(self._live.count_requests, (selection, baseline.selection))
             if not requests or not requests_before:
@@ -269,18 +270,14 @@ def _values(recording: Recording) -> list[str]:
 
 
 def _flame(
-    recording: Recording,
-    chosen: _Chosen,
-    inverted: bool,
-    before: _Before | None = None,
-    function: tuple[str, str] | None = None,
+    recording: Recording, weights: Numbers, inverted: bool, before: _Before | None, function: int | None
 ) -> dict[str, Any]:
     tree = call_tree(
         recording.stacks,
-        chosen.weights,
+        weights,
         inverted=inverted,
         before=None if before is None else before.weights,
-        function=None if function is None else recording.find_function(*function),
+        function=function,
         max_nodes=MAX_FRAMES,
     )
     used, places = np.unique(tree.function, return_inverse=True)
@@ -290,7 +287,6 @@ def _flame(
     if before is None:
         del frames["before"]
     return {
-        "unit": chosen.unit,
         "total": round(tree.total[0]),
         "before": round(tree.before[0] * scale),
         "functions": [[name, file, _KINDS.get(kind, 0)] for name, file, kind in functions],
@@ -298,29 +294,15 @@ def _flame(
     }
 
 
-def _weigh(recording: Recording, selection: Selection) -> _Chosen:
-    return _Chosen(recording.weights(selection), recording.units.get(selection.value, "count"))
-
-
-def _top(recording: Recording, chosen: _Chosen, search: str, before: _Before | None = None) -> dict[str, Any]:
+def _top(recording: Recording, weights: Numbers, search: str, before: _Before | None) -> dict[str, Any]:
     sought = search.casefold()
     rows = []
     matches = 0
-    for row in top_table(recording.stacks, chosen.weights, *(before or ())):
+    for row in top_table(recording.stacks, weights, *(before or ())):
         name, file, kind = recording.functions[row.function]
         if sought in name.casefold() or sought in file.casefold():
             matches += 1
             if matches <= _MAX_ROWS:
                 sums = row.own, row.total, *((row.own_before, row.total_before) if before else ())
                 rows.append([name, file, row.line, _KINDS.get(kind, 0), *map(round, sums)])
-    return {"unit": chosen.unit, "total": round(chosen.weights.sum()), "functions": matches, "rows": rows}
-
-
-def _facets(recording: Recording, selection: Selection) -> dict[str, Any]:
-    return {"facets": recording.facet_weights(selection)}
-
-
-def _timeline(recording: Recording, selection: Selection, facet: str) -> dict[str, Any]:
-    line = recording.timeline(selection, facet, _BUCKETS)
-    unit = recording.units.get(selection.value, "count")
-    return {"unit": unit, "start": str(line.start_ns), "step": str(line.step_ns), "series": line.series}
+    return {"total": round(weights.sum()), "functions": matches, "rows": rows}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows, parse_address
 from splunk_profiler.viewer.columns import is_span_key
-from splunk_profiler.viewer.model import TRACE, Selection, Span
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, TRACE, Selection, Span
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -32,8 +32,6 @@ from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import HOST_STACKS, RecordReader, make_sender
 from splunk_profiler.viewer.source import Source, check_request_filters
 
-_HOUR_NS = 3600 * 10**9
-_DAY_NS = 24 * _HOUR_NS
 NEVER_NS = (1 << 63) - 1
 _STEPS = 120  # of the whole time, in each of which samples are counted
 _MIN_STEP_NS = 10**9
@@ -44,7 +42,7 @@ _MAX_PROFILES = 2000
 _MAX_TRACES = 100
 _MAX_SPANS = 5000
 _MAX_TRACE_RECORDINGS = 16
-_SPANS_BEFORE_NS = _HOUR_NS  # a span may have begun so long before its samples
+_SPANS_BEFORE_NS = HOUR_NS  # a span may have begun so long before its samples
 # The metadata line without its numbers, of which no two are equal.
 _WITHOUT_NUMBERS = r"replaceRegexpOne(l.Body, '^(\"(?:[^\"\\\\]|\\\\.)*\")[^\n]*?nid=\\S+', '\\1 #0')"
 
@@ -109,7 +107,7 @@ class ClickHouse(Source):
         self._reader = RecordReader(self.recording)
         self._client = ClickHouseClient(server)
         self._service = service
-        self._last_ns = last_hours * _HOUR_NS
+        self._last_ns = last_hours * HOUR_NS
         self._end_ns = until_ns
         self._step_ns = max(_MIN_STEP_NS, self._last_ns // _STEPS)
         self._traces: OrderedDict[str, Recording] = OrderedDict()
@@ -119,7 +117,7 @@ class ClickHouse(Source):
         if not self._columns:
             raise SourceError(f"{self.name} has no table otel_logs: the Collector makes it with the first logs")
         self._span_columns = self._read_columns("otel_traces")
-        probably_ns = min(time.time_ns(), until_ns) - _DAY_NS
+        probably_ns = min(time.time_ns(), until_ns) - DAY_NS
         newest_ns = self._newest_ns(probably_ns) or self._newest_ns(0)  # the whole table has many parts
         if not newest_ns:
             of_service = f" of {service}" if service else ""
@@ -163,11 +161,8 @@ class ClickHouse(Source):
         check_request_filters(selection)
         if not self._span_columns:
             return 0
-        first_ns, last_ns = self.recording.period_ns()
-        parameters: dict[str, str | int] = {
-            "since": first_ns if selection.since_ns is None else selection.since_ns,
-            "until": last_ns if selection.until_ns is None else selection.until_ns,
-        }
+        since_ns, until_ns = self.recording.ends_ns(selection)
+        parameters: dict[str, str | int] = {"since": since_ns, "until": until_ns}
         conditions = [
             f"Timestamp {sign} fromUnixTimestamp64Nano({{{name}:Int64}})"
             for sign, name in ((">=", "since"), ("<", "until"))
@@ -239,7 +234,7 @@ class ClickHouse(Source):
         )
         if len(rows) > _MAX_ROWS:
             raise SourceError(
-                f"{self.name} has more than {_MAX_ROWS} different samples in {self._last_ns // _HOUR_NS} h:"
+                f"{self.name} has more than {_MAX_ROWS} different samples in {self._last_ns // HOUR_NS} h:"
                 " choose fewer hours with --last-hours, or one service with --service"
             )
         return _Texts(
@@ -289,7 +284,7 @@ class ClickHouse(Source):
 
     def _newest_ns(self, since_ns: int) -> int:
         """Return the time of the newest record since then; 0 without one."""
-        condition, parameters = self._scope(_Period(since_ns, min(time.time_ns() + _DAY_NS, self._end_ns)))
+        condition, parameters = self._scope(_Period(since_ns, min(time.time_ns() + DAY_NS, self._end_ns)))
         question = f"SELECT max(toUnixTimestamp64Nano(l.Timestamp)) FROM otel_logs AS l WHERE {condition}"
         ((newest_ns,),) = self._client.rows(question, **parameters)
         return int(newest_ns)

@@ -99,6 +99,14 @@ class ColumnsBuilder:
         return self._built
 
 
+def last_times(groups: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
+    """Return the last time of each group; `groups` are numbers of them, and times."""
+    last_ns = np.zeros(max((int(group.max(initial=0)) for group, _ in groups), default=0) + 1, np.int64)
+    for group, time_ns in groups:
+        np.maximum.at(last_ns, group, time_ns)
+    return last_ns
+
+
 def span_keys(keys: Sequence[SpanKey]) -> SpanKeys:
     """Return spans, of which the first is `NO_SPAN`, as arrays."""
     traces: dict[str, int] = {}

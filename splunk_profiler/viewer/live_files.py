@@ -28,7 +28,6 @@ class LiveFiles(Source):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
-        self.version = 0
         find_files(path, _SUFFIXES)
         self._start()
 

@@ -116,7 +116,7 @@ class LiveStore(Source):
     def _add_stack(self, packed: bytes) -> int:
         frames = np.frombuffer(packed, np.int32).reshape(-1, 2).copy()
         frames[:, 0] = self._functions[frames[:, 0]]
-        return self.recording.stacks.place_packed(frames.tobytes())
+        return self.recording.stacks.place(frames.tobytes())
 
     def _read_parts(self) -> None:
         found = [place for (place,) in self._connection.execute("SELECT id FROM parts")]

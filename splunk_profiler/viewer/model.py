@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+MINUTE_NS = 60_000_000_000
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
+
 
 class Function(NamedTuple):
     """A function; `kind` says whose code it is: application, library, standard-library, or empty."""
@@ -102,7 +106,7 @@ class Selection:
 
 
 class Baseline(NamedTuple):
-    """What a selection is compared with.
+    """The selection that another is compared with.
 
     Its weights are scaled to the same ``time``, to as many ``requests``, or to the same total (``share``).
     """

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from splunk_profiler.viewer.columns import Columns, SpanKeys, span_keys
-from splunk_profiler.viewer.model import NO_SPAN
+from splunk_profiler.viewer.columns import Columns, SpanKeys, last_times, span_keys
+from splunk_profiler.viewer.model import MINUTE_NS, NO_SPAN
 from splunk_profiler.viewer.recording import IN_USE
 from splunk_profiler.viewer.stacks import Numbers
 
-MINUTE_NS = 60_000_000_000
 _LEVEL = 1  # of compression: others take twice the time for a tenth of the size
 
 
@@ -102,9 +101,8 @@ def by_minute(columns: Columns, process_of: Numbers) -> list[Columns]:
     if in_use:
         minutes, place = np.unique(minute, return_inverse=True)
         profile = process_of.astype(np.int64) * len(minutes) + place
-        last = np.zeros(int(profile.max(initial=0)) + 1, np.int64)
-        np.maximum.at(last, profile, columns.time_ns)
-        kept = rows_of(columns, np.flatnonzero(columns.time_ns == last[profile]))
+        last_ns = last_times([(profile, columns.time_ns)])
+        kept = rows_of(columns, np.flatnonzero(columns.time_ns == last_ns[profile]))
         result.append(_summed(kept, kept.time_ns, in_use))
     return result
 

@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, SpanKeys
+from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, SpanKeys, last_times
 from splunk_profiler.viewer.model import (
     FACETS,
     LABEL,
     SPAN_ID,
     TRACE,
     Facets,
-    Frame,
     Function,
     Sample,
     Selection,
@@ -38,7 +37,7 @@ IN_USE = "inuse_"  # begins values that say what is, not what was added: those o
 
 
 class Place(NamedTuple):
-    """Where a sample is that was added."""
+    """The place of a sample that was added."""
 
     builder: ColumnsBuilder
     row: int
@@ -81,10 +80,6 @@ class Recording:
         """Return the place of a function in the table; -1 if it is not there."""
         return self._function_ids.get((name, file), -1)
 
-    def stack_id(self, frames: tuple[Frame, ...]) -> int:
-        """Return the place of a stack, root first, in the table."""
-        return self.stacks.place(frames)
-
     def facets_id(self, facets: Facets) -> int:
         """Return the place of these facets in the table."""
         found = self._facet_ids.setdefault(facets, len(self.facets))
@@ -113,7 +108,7 @@ class Recording:
         """Note a profile of what is in use: what it does not have is not in use any more."""
         facets = self.facets_id(Facets("", "", process, "", "", "", ""))
         nothing = {name: 0 for name in self.units if name.startswith(IN_USE)}
-        self.add(Sample(time_ns, self.stack_id(()), facets, nothing))
+        self.add(Sample(time_ns, self.stacks.place(b""), facets, nothing))
 
     def clear_added(self) -> None:
         """Forget the samples that were added one by one."""
@@ -149,14 +144,16 @@ class Recording:
             sums += np.bincount(columns.stack[rows], columns.weights[selection.value][rows], len(sums))
         return sums
 
-    def duration_ns(self, selection: Selection) -> int:
-        """Return how long a selection is; 1 for what is in use, which does not grow with time."""
-        if selection.value.startswith(IN_USE):
-            return 1
+    def ends_ns(self, selection: Selection) -> tuple[int, int]:
+        """Return when a selection begins and ends; without times of its own it is of the whole period."""
         first_ns, last_ns = self.period_ns()
         since_ns = first_ns if selection.since_ns is None else selection.since_ns
-        until_ns = last_ns if selection.until_ns is None else selection.until_ns
-        return max(1, until_ns - since_ns)
+        return since_ns, last_ns if selection.until_ns is None else selection.until_ns
+
+    def duration_ns(self, selection: Selection) -> int:
+        """Return how long a selection is; 1 for what is in use, which does not grow with time."""
+        since_ns, until_ns = self.ends_ns(selection)
+        return 1 if selection.value.startswith(IN_USE) else max(1, until_ns - since_ns)
 
     def facet_weights(self, selection: Selection) -> dict[str, list[tuple[str, int]]]:
         """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen.
@@ -231,16 +228,14 @@ class Recording:
 
     def _last_profiles(self, selection: Selection, step_ns: int) -> Numbers:
         """Return when the last profile of each process was, in each step of the selected time."""
-        found = [
-            (self._profile_of(columns, step_ns)[rows], columns.time_ns[rows])
-            for columns in self.columns()
-            if selection.value in columns.weights
-            for rows in [columns.rows_between(selection.since_ns, selection.until_ns)]
-        ]
-        last = np.zeros(max((int(profile.max(initial=0)) for profile, _ in found), default=0) + 1, np.int64)
-        for profile, time_ns in found:
-            np.maximum.at(last, profile, time_ns)
-        return last
+        return last_times(
+            [
+                (self._profile_of(columns, step_ns)[rows], columns.time_ns[rows])
+                for columns in self.columns()
+                if selection.value in columns.weights
+                for rows in [columns.rows_between(selection.since_ns, selection.until_ns)]
+            ]
+        )
 
     def _profile_of(self, columns: Columns, step_ns: int) -> Numbers:
         """Return for each sample a number for its process and its step."""

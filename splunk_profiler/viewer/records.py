@@ -75,13 +75,14 @@ class RecordReader:
 
     Attributes:
         unread: records of the profiling scope, and requests, that could not be read.
+        span_names: names of all spans that have come.
     """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.unread = 0
         self._stacks: dict[bytes, tuple[int, str]] = {}  # by the digest of their text
-        self._span_names: dict[SpanKey, str] = {}
+        self.span_names: dict[SpanKey, str] = {}
         self._nameless: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
 
     def add_request(self, line: bytes | str) -> None:
@@ -105,7 +106,7 @@ class RecordReader:
 
     def name_spans(self, names: Mapping[SpanKey, str]) -> None:
         """Put the names of spans into their samples, those that come included."""
-        self._span_names.update(names)
+        self.span_names.update(names)
         for key, name in names.items():
             for place in self._nameless.pop(key, ()):
                 self.recording.rename_endpoint(place, name)
@@ -149,7 +150,7 @@ class RecordReader:
                 _STATES.get(state, state),
                 tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
             )
-            stack = self.recording.stacks.place_packed(b"".join(frames[location] for location in reversed(locations)))
+            stack = self.recording.stacks.place(b"".join(frames[location] for location in reversed(locations)))
             span = named.get("trace_id", ""), named.get("span_id", "")
             self.recording.add(Sample(message.time_nanos, stack, self.recording.facets_id(facets), weights, span))
 
@@ -166,7 +167,7 @@ class RecordReader:
         dump = parse(body)
         stack, code = self._stack_of(body.partition("\n")[2], dump)
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
-        named = endpoint or (self._span_names.get(span, UNKNOWN_SPAN) if span_id else OUTSIDE)
+        named = endpoint or (self.span_names.get(span, UNKNOWN_SPAN) if span_id else OUTSIDE)
         state = "running" if dump.running else "waiting"
         facets = Facets(*sender, named, dump.thread_name, code, state)
         self.recording.units.update(_TEXT_UNITS)
@@ -183,7 +184,7 @@ class RecordReader:
             places = [
                 Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", "")) for call in calls
             ]
-            stack = self.recording.stacks.place_packed(b"".join(map(self._pack, reversed(places))))
+            stack = self.recording.stacks.place(b"".join(map(self._pack, reversed(places))))
             self._stacks[digest] = stack, places[0].kind if places else ""
         return self._stacks[digest]
 
@@ -216,13 +217,6 @@ class RecordReader:
                 self.add_text(sender, body, parse_int(record.get("timeUnixNano")), weights, span=span_key(record))
         except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
             self.unread += 1
-
-
-def names_of_spans(line: bytes | str) -> dict[SpanKey, str]:
-    """Return the names of the spans in a request; none if it cannot be read."""
-    reader = RecordReader(Recording())
-    reader.add_request(line)
-    return {(trace, span.id): span.name for trace, spans in reader.recording.spans.items() for span in spans.values()}
 
 
 def _span(span: dict[str, Any], key: SpanKey, service: str) -> Span:

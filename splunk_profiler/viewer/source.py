@@ -1,4 +1,4 @@
-"""What can be shown: files, a store, a database."""
+"""Sources of samples that can be shown: the base of those for files, a store and a database."""
 
 from __future__ import annotations
 

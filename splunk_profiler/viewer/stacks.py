@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,12 @@ class Stacks:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def place(self, frames: Sequence[Frame]) -> int:
-        """Return the place of a stack, which is added if it is not there."""
-        return self.place_packed(array("i", [number for frame in frames for number in frame]).tobytes())
+    def place(self, packed: bytes) -> int:
+        """Return the place of a stack, which is added if it is not there.
 
-    def place_packed(self, packed: bytes) -> int:
-        """Return the place of a stack whose frames are pairs of 32-bit numbers: function and line."""
+        Args:
+            packed: its frames, each a pair of 32-bit numbers: function and line.
+        """
         found = self._places.setdefault(packed, len(self))
         if found == len(self):
             self._frames.frombytes(packed)
@@ -45,7 +45,7 @@ class Stacks:
         return tuple(map(Frame, numbers[::2], numbers[1::2]))
 
     def packed(self, place: int) -> bytes:
-        """Return the frames of a stack as `place_packed` takes them."""
+        """Return the frames of a stack as `place` takes them."""
         return self._frames[2 * self._starts[place] : 2 * self._starts[place + 1]].tobytes()
 
     def weighted(self, weights: Numbers) -> Iterator[Weighted]:

@@ -24,15 +24,13 @@ import numpy as np
 from splunk_profiler.system.private_files import open_private
 from splunk_profiler.viewer.columns import Columns, is_span_key
 from splunk_profiler.viewer.database import damaged, explained, open_for_writing, read_facets, read_span_names
-from splunk_profiler.viewer.model import Facets
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Facets
 from splunk_profiler.viewer.otlp_files import UNKNOWN_SPAN, SourceError
-from splunk_profiler.viewer.parts import MINUTE_NS, by_minute, joined, pack, rows_of, unpack
+from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.records import RecordReader, names_of_spans
+from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.stacks import Numbers
 
-HOUR_NS = 60 * MINUTE_NS
-DAY_NS = 24 * HOUR_NS
 _HOLD_NS = MINUTE_NS  # requests wait for so long, for the spans of their samples
 _MAX_WAITING_BYTES = 32 << 20
 _MAX_BATCH_BYTES = 64 << 20
@@ -41,7 +39,7 @@ _LATE_NS = 10 * MINUTE_NS  # after its end an hour is taken for complete
 
 
 class Limits(NamedTuple):
-    """How long samples are kept as they are, and all, and how many bytes of it."""
+    """Limits of a store: how long samples are kept as they are, and all, and how many bytes of it."""
 
     samples_ns: int = DAY_NS
     all_ns: int = 7 * DAY_NS
@@ -130,11 +128,11 @@ class StoreWriter:
         sizes = np.cumsum([length for _, length in due])
         batch = [place for place, _ in due[: 1 + int(np.searchsorted(sizes, _MAX_BATCH_BYTES))]]
         others = {place for place, _, is_traces, _ in waiting if is_traces}.difference(batch)
-        reader = RecordReader(Recording())
-        for line in self._lines(batch):
-            reader.add_request(line)
-        for line in self._lines(others):
-            reader.name_spans(names_of_spans(line))
+        reader, later = RecordReader(Recording()), RecordReader(Recording())
+        for lines, reads in ((self._lines(batch), reader), (self._lines(others), later)):
+            for line in lines:
+                reads.add_request(line)
+        reader.name_spans(later.span_names)
         reader.name_spans(read_span_names(self._keeping, reader.nameless()))
         with _transaction(self._keeping):
             self._add(reader.recording)

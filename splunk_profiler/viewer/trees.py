@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,10 +31,6 @@ class Tree(NamedTuple):
     own: Numbers
     before: Numbers
 
-    def chosen(self, which: Numbers) -> Tree:
-        """Return the nodes that are True, or in the order of places."""
-        return Tree(*(each[which] for each in self))
-
 
 class _Parts(NamedTuple):
     """Parts of stacks on the way into a tree, each field an array: those that begin alike are side by side.
@@ -48,9 +44,8 @@ class _Parts(NamedTuple):
     weight: Numbers
     before: Numbers
 
-    def chosen(self, which: Numbers) -> _Parts:
-        """Return those that are True, or in the order of places."""
-        return _Parts(*(each[which] for each in self))
+
+_Rows = TypeVar("_Rows", Tree, _Parts)
 
 
 def call_tree(
@@ -86,22 +81,22 @@ def call_tree(
         if ended.all():
             break
         if ended.any():
-            parts, node = parts.chosen(~ended), node[~ended]
+            parts, node = _chosen(parts, ~ended), node[~ended]
         first = np.flatnonzero(parts.common <= depth)
         position = parts.position[first] + step * depth
         total, earlier = np.add.reduceat(parts.weight, first), np.add.reduceat(parts.before, first)
         children = Tree(node[first], table.functions[position], table.lines[position], total, total, earlier)
         # Of nodes that are lighter than `max_nodes` others none stays, nor what is below them.
         kept = total >= max(lightest, 1)
-        levels.append(children.chosen(kept))
-        pruned.append(children.chosen(~kept & (total > 0)))
+        levels.append(_chosen(children, kept))
+        pruned.append(_chosen(children, ~kept & (total > 0)))
         heaviest = np.concatenate([heaviest, total[kept]])
         if len(heaviest) > 2 * max_nodes:  # now and then, since it costs more than it spares
             heaviest = np.partition(heaviest, -max_nodes)[-max_nodes:]
             lightest = heaviest[0]
         sizes = np.diff(first, append=len(node))
         if not kept.all():
-            parts = parts.chosen(np.repeat(kept, sizes))
+            parts = _chosen(parts, np.repeat(kept, sizes))
         begin, end = end, end + len(levels[-1].total)
         node = np.repeat(np.arange(begin, end), sizes[kept])
     return _prune(_joined(levels), pruned, max_nodes)
@@ -129,6 +124,11 @@ def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, fu
     return _Parts(position, (ends - starts)[order], common, weights[order], before[order])
 
 
+def _chosen(rows: _Rows, which: Numbers) -> _Rows:
+    """Return those that are True, or in the order of places."""
+    return type(rows)(*(each[which] for each in rows))
+
+
 def _joined(trees: Sequence[Tree]) -> Tree:
     return Tree(*map(np.concatenate, zip(*trees, strict=True)))
 
@@ -139,10 +139,10 @@ def _prune(tree: Tree, pruned: Sequence[Tree], max_nodes: int) -> Tree:
     kept[0] = True  # no child is heavier than its parent, nor does it come before it
     kept[1 + np.argsort(-tree.total[1:], kind="stable")[: max_nodes - 1]] = True
     places = np.cumsum(kept) - 1
-    result = tree.chosen(kept)
+    result = _chosen(tree, kept)
     result = result._replace(parent=np.where(result.parent < 0, -1, places[result.parent]))
-    small = _joined([tree.chosen(~kept), *pruned])
-    small = small.chosen(kept[small.parent])
+    small = _joined([_chosen(tree, ~kept), *pruned])
+    small = _chosen(small, kept[small.parent])
     parents, which = np.unique(places[small.parent], return_inverse=True)
     total, before = (np.bincount(which, each, len(parents)) for each in (small.total, small.before))
     functions = np.full(len(parents), SMALL)

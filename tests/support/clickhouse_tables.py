@@ -46,7 +46,7 @@ class Database:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Who may read."""
+        """User and password of a reader."""
         return {"CLICKHOUSE_USER": USER, "CLICKHOUSE_PASSWORD": PASSWORD}
 
     def do(self, sql: str, database: str = "") -> str:

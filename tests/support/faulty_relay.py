@@ -19,7 +19,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 class Fault(NamedTuple):
-    """What is sent in place of an answer, made of it, and what is to be said of it."""
+    """A way to spoil an answer, and the sentence that is to be said of it."""
 
     spoil: Callable[[bytes], bytes]
     said: str

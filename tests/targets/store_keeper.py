@@ -12,7 +12,8 @@ from pathlib import Path
 
 from saved_samples import sample_line
 
-from splunk_profiler.viewer.store_writer import HOUR_NS, Limits, StoreWriter
+from splunk_profiler.viewer.model import HOUR_NS
+from splunk_profiler.viewer.store_writer import Limits, StoreWriter
 
 START_NS = 20_000 * 24 * HOUR_NS
 SAMPLES = 7  # of a step

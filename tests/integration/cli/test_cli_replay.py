@@ -10,6 +10,7 @@ from command_line import splunk_profiler
 from target_process import Target, profiling_settings
 
 from splunk_profiler.cli.view import KeptStream
+from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import Selection
 
 
@@ -58,6 +59,13 @@ def test_the_page_of_a_stream_has_the_numbers_of_its_report(kept: Path, tmp_path
     page = tmp_path / "page.html"
     assert splunk_profiler("view", str(kept), "--html", str(page)).returncode == 0
     assert "__main__.price_items" in page.read_text("utf-8")
+    store = tmp_path / "store.db"
+    assert splunk_profiler("view", str(kept), "--store", str(store)).stdout == f"saved in {store}\n"
+    assert LiveStore(store).recording.facet_weights(Selection("wall")) == shown.recording.facet_weights(
+        Selection("wall")
+    )
+    again = splunk_profiler("view", str(store), "--store", str(tmp_path / "other.db"))
+    assert (again.returncode, again.stderr) == (1, f"splunk-profiler: error: {store} is a store already\n")
     cut = tmp_path / "cut.stream"
     cut.write_bytes(kept.read_bytes()[:-10])
     assert KeptStream(cut).note.startswith("The stream was cut off")

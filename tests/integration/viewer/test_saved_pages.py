@@ -1,4 +1,4 @@
-"""What the page exports, and the file that needs no server, in a real browser."""
+"""Exports of the page, and the file that needs no server, in a real browser."""
 
 from __future__ import annotations
 

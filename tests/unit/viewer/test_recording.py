@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from splunk_profiler.viewer.model import Facets, Frame, Sample, Selection
+from splunk_profiler.viewer.model import Facets, Sample, Selection
 from splunk_profiler.viewer.recording import OTHER, Recording
 
 TRACES = [letter * 32 for letter in "abc"]
@@ -13,7 +14,7 @@ TRACES = [letter * 32 for letter in "abc"]
 def recording(*samples: tuple[int, str, str, dict[str, int]]) -> Recording:
     found = Recording()
     found.units.update(cpu="nanoseconds", inuse_space="bytes")
-    stack = found.stack_id((Frame(found.function_id("main", "main.py", "application"), 1),))
+    stack = found.stacks.place(np.array([found.function_id("main", "main.py", "application"), 1], np.int32).tobytes())
     for time_ns, process, endpoint, weights in samples:
         facets = Facets("shop", "", process, endpoint, "main", "application", "running")
         if "inuse_space" in weights:
@@ -89,7 +90,7 @@ def test_samples_are_by_time_whatever_order_they_came_in() -> None:
 def test_traces_are_chosen_by_and_ranked_like_facets_and_only_opentelemetrys_ids_are_some() -> None:
     found = recording()
     found.units.update(cpu="nanoseconds")
-    stack = found.stack_id(())
+    stack = found.stacks.place(b"")
     for place, trace in enumerate([TRACES[0], TRACES[1], TRACES[1], "hostile" * 1000, "ü" * 32, ""]):
         facets = found.facets_id(Facets("shop", "", "1", f"endpoint {place}", "main", "", ""))
         found.add(Sample(10 + place, stack, facets, {"cpu": 1 << place}, (trace, f"{place:016x}")))

@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from permissions import mode
 from saved_samples import SPAN, TRACE, sample_line, span_line
 
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
-from splunk_profiler.viewer.model import Facets, Frame, Sample, Selection
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Facets, Sample, Selection
 from splunk_profiler.viewer.otlp_files import SourceError
-from splunk_profiler.viewer.parts import MINUTE_NS
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.store_writer import DAY_NS, HOUR_NS, Limits, StoreWriter
+from splunk_profiler.viewer.store_writer import Limits, StoreWriter
 from splunk_profiler.viewer.trees import top_table
 
 NOON_NS = 20_000 * DAY_NS + 12 * HOUR_NS
@@ -168,7 +168,7 @@ def test_old_samples_become_sums_by_minute_without_traces(tmp_path: Path) -> Non
 def heap(recording: Recording, time_ns: int, process: str, allocated: int, in_use: int) -> None:
     recording.units.update(alloc_space="bytes", inuse_space="bytes")
     recording.note_heap(process, time_ns)
-    stack = recording.stack_id((Frame(recording.function_id("main", "main.py", ""), 1),))
+    stack = recording.stacks.place(np.array([recording.function_id("main", "main.py", ""), 1], np.int32).tobytes())
     facets = recording.facets_id(Facets("shop", "", process, "", "", "", ""))
     recording.add(Sample(time_ns, stack, facets, {"alloc_space": allocated, "inuse_space": in_use}))
 

@@ -24,7 +24,9 @@ class Weighed:
         self, weights: dict[tuple[Frame, ...], int], before: dict[tuple[Frame, ...], int] | None = None
     ) -> None:
         self.stacks = Stacks()
-        places = {stack: self.stacks.place(stack) for stack in [*weights, *(before or {})]}
+        places = {
+            stack: self.stacks.place(np.array(stack, np.int32).tobytes()) for stack in [*weights, *(before or {})]
+        }
         self.weights, self.before = np.zeros(len(self.stacks)), np.zeros(len(self.stacks))
         for sums, chosen in ((self.weights, weights), (self.before, before or {})):
             for stack, weight in chosen.items():
