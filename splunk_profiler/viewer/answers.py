@@ -85,9 +85,8 @@ class Answers:
             recording = self._refreshed(selection)
             weights = recording.weights(selection)
             before = self._before(recording, selection, weights, baseline)
-            unit = recording.units.get(selection.value, "count")
             place = None if function is None else recording.find_function(*function)
-            return {"unit": unit, **_flame(recording, weights, inverted, before, place)}
+            return _flame(recording, weights, inverted, before, place)
 
     def top(self, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
         """Return the functions whose name or file has the text, the most of their own first.
@@ -100,9 +99,7 @@ class Answers:
         with self._lock:
             recording = self._refreshed(selection)
             weights = recording.weights(selection)
-            before = self._before(recording, selection, weights, baseline)
-            unit = recording.units.get(selection.value, "count")
-            return {"unit": unit, **_top(recording, weights, search, before)}
+            return _top(recording, weights, search, self._before(recording, selection, weights, baseline))
 
     def facets(self, selection: Selection) -> dict[str, Any]:
         """Return the values of each facet with their weights."""
@@ -112,10 +109,8 @@ class Answers:
     def timeline(self, selection: Selection, facet: str) -> dict[str, Any]:
         """Return the weights over time, by a facet."""
         with self._lock:
-            recording = self._refreshed(selection)
-            line = recording.timeline(selection, facet, _BUCKETS)
-            unit = recording.units.get(selection.value, "count")
-            return {"unit": unit, "start": str(line.start_ns), "step": str(line.step_ns), "series": line.series}
+            line = self._refreshed(selection).timeline(selection, facet, _BUCKETS)
+            return {"start": str(line.start_ns), "step": str(line.step_ns), "series": line.series}
 
     def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
         """Return the lines of a function with their weights: number, text, own and total.
@@ -126,7 +121,6 @@ class Answers:
             recording = self._refreshed(selection)
             place = recording.find_function(*function)
             weights = line_weights(recording.stacks, recording.weights(selection), place)
-            unit = recording.units.get(selection.value, "count")
         texts = _read_source(Path(function[1])) if place >= 0 else []
         numbers = [number for number in weights if number > 0]
         if texts and numbers:
@@ -136,7 +130,7 @@ class Answers:
             [number, texts[number - 1] if number <= len(texts) else "", *weights.get(number, (0, 0))]
             for number in numbers
         ]
-        return {"unit": unit, "total": sum(own for own, _ in weights.values()), "isFound": bool(texts), "rows": rows}
+        return {"total": sum(own for own, _ in weights.values()), "isFound": bool(texts), "rows": rows}
 
     def trace(self, selection: Selection, trace: str) -> dict[str, Any]:
         """Return the spans of a trace, children below their parents, and what was sampled in each.
@@ -152,7 +146,6 @@ class Answers:
             recording = self._refreshed(whole)
             rows = span_tree(self._live.spans_of(trace))
             weights = recording.span_weights(whole)
-            unit = recording.units.get(selection.value, "count")
         start_ns = min((row.span.start_ns for row in rows), default=0)
         end_ns = max((row.span.end_ns for row in rows), default=0)
         shown = [
@@ -169,7 +162,7 @@ class Answers:
             for depth, span in rows[:_MAX_SPANS]
         ]
         rest = sum(weights.values())
-        return {"unit": unit, "spans": len(rows), "rows": shown, "duration": end_ns - start_ns, "rest": rest}
+        return {"spans": len(rows), "rows": shown, "duration": end_ns - start_ns, "rest": rest}
 
     def page(
         self,

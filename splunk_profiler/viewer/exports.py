@@ -24,6 +24,8 @@ PAGE_FILES = {
     "index.html": "text/html",
     "style.css": "text/css",
     "flame.js": "text/javascript",
+    "panels.js": "text/javascript",
+    "timeline.js": "text/javascript",
     "app.js": "text/javascript",
 }
 
@@ -94,8 +96,7 @@ def pprof(stacks: Sequence[Weighted], functions: Sequence[Function], value: str,
 
 def html(data: dict[str, Any]) -> str:
     """Return the page with its scripts, its style and the data in it, which no other file may change."""
-    page = page_file("index.html")
-    style, *scripts = (page_file(name) for name in ("style.css", "flame.js", "app.js"))
+    page, style, *scripts = map(page_file, PAGE_FILES)
     allowed = " ".join(map(_source_hash, scripts))
     policy = (
         f"default-src 'none'; script-src {allowed}; style-src {_source_hash(style)}; img-src data:; base-uri 'none'"

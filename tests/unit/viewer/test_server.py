@@ -10,10 +10,11 @@ from saved_samples import SPAN, TRACE, append, sample_line, span_line
 from starlette.testclient import TestClient
 
 from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.exports import PAGE_FILES
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.server import make_app, own_origins
 
-PATHS = ["/", "/app.js", "/flame.js", "/style.css", "/api/overview", "/api/flame?value=wall", "/nothing"]
+PATHS = ["/", *(f"/{name}" for name in PAGE_FILES), "/api/overview", "/api/flame?value=wall", "/nothing"]
 
 
 @pytest.fixture
@@ -109,7 +110,6 @@ def test_a_trace_has_its_spans_and_what_was_sampled_in_each(client: TestClient, 
     append(tmp_path / "logs.jsonl", sample_line(span="bbbbbbbbbbbbbbbb"))
     answer = get(client, f"/api/trace?value=samples&f.span_id={SPAN}&trace={TRACE}")  # all rows keep their weights
     assert answer == {
-        "unit": "count",
         "spans": 2,
         "duration": 40,
         "rest": 1,
