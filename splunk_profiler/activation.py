@@ -51,8 +51,9 @@ class ForkGate:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._has_fork_hooks = False
-        # (ident, native id) of each thread in a start; once for each nested start.
+        # (ident, native id) of each thread in a start, or about to be; once for each nested start.
         self._starting_threads: list[tuple[int, int]] = []
+        self._admitted_threads: set[int] = set()  # idents of those that no fork keeps waiting: they import
         self._forking_threads: list[int] = []  # idents
         self._has_locked_imports = False
         self._profiler_before_fork: Callable[[], None] | None = None
@@ -86,6 +87,7 @@ class ForkGate:
                 self._starting_threads.remove(own)
                 time.sleep(_POLL_INTERVAL_S)
                 self._starting_threads.append(own)
+            self._admitted_threads.add(own[0])
         except BaseException:  # of a signal handler
             self.__exit__()
             raise
@@ -94,6 +96,8 @@ class ForkGate:
         """End a start."""
         if (own := _current_thread_ids()) in self._starting_threads:
             self._starting_threads.remove(own)
+            if own not in self._starting_threads:
+                self._admitted_threads.discard(own[0])
 
     def _before_fork(self) -> None:
         """Wait until no other thread is in a start, and let no start begin."""
@@ -122,7 +126,8 @@ class ForkGate:
             self._pid = os.getpid()
             self._forking_threads.clear()
             ident = get_ident()
-            has_lost_start = any(one[0] != ident for one in self._starting_threads)
+            has_lost_start = any(one[0] != ident and one[0] in self._admitted_threads for one in self._starting_threads)
+            self._admitted_threads &= {ident}
             self._starting_threads = [_current_thread_ids() for one in self._starting_threads if one[0] == ident]
             if has_lost_start:
                 self._has_locked_imports = True  # in its own children as well

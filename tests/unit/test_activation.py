@@ -173,6 +173,41 @@ def test_a_wrong_value_is_logged_once_and_the_application_continues() -> None:
     assert said.count("SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'") == 1
 
 
+def test_child_forked_while_another_thread_waits_to_start_has_lost_nothing() -> None:
+    code = """
+import os, sys, threading
+admitted, announced, forked = threading.Event(), threading.Event(), threading.Event()
+os.register_at_fork(before=lambda: (admitted.set(), announced.wait()))  # registered first, it is called last
+from splunk_profiler.activation import ForkGate
+
+gate = ForkGate()
+with gate:
+    pass
+
+def pause(frame, event, called):
+    if event == "c_return" and called.__name__ == "append" and frame.f_code.co_name == "__enter__":
+        sys.setprofile(None)
+        announced.set()
+        forked.wait()
+
+def start():
+    admitted.wait()
+    sys.setprofile(pause)
+    with gate:
+        pass
+
+starter = threading.Thread(target=start)
+starter.start()
+child = os.fork()
+if child == 0:
+    os._exit(gate.has_locked_imports())
+forked.set()
+starter.join()
+print(os.waitpid(child, 0)[1])
+"""
+    assert _run(code) == "0\n"
+
+
 def test_start_during_an_import_loads_neither_grpc_nor_sdk_nor_ssl(tmp_path: Path) -> None:
     (tmp_path / "application.py").write_text(
         "import sys, time, splunk_profiler as p\nassert p.start()\n"
