@@ -5,10 +5,10 @@ from __future__ import annotations
 # Before any tracer provider: a child of fork runs the SDK's hook first otherwise, which submits to an executor while
 # the lock of all executors is still held for the fork, and waits for ever.
 import concurrent.futures.thread  # noqa: F401
+import fcntl
 import gc
 import os
 import signal
-import tempfile
 import threading
 import time
 import zipfile
@@ -64,12 +64,16 @@ def _sockets() -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def wheel() -> Iterator[zipfile.ZipFile]:
-    """Build the wheel of this checkout."""
-    with tempfile.TemporaryDirectory() as folder:
-        built = build_wheel(copy_sources(Path(folder)), os.environ["PATH"])
-        with zipfile.ZipFile(built) as opened:
-            yield opened
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    """Return the wheel of this checkout, which one of the run's workers builds."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = next(folder.glob("wheels/*.whl"), None) or build_wheel(copy_sources(folder), os.environ["PATH"])
+    with zipfile.ZipFile(built) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module", params=[text, pprof, datadog], ids=lambda kind: kind.__name__)
