@@ -13,6 +13,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,16 @@ def _sockets() -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Return the wheel of this checkout, which one of the run's workers builds."""
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all workers of a run share."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def wheel(of_all_workers: Path) -> Iterator[zipfile.ZipFile]:
+    """Return the wheel of this checkout, which one of the run's workers builds."""
+    folder = of_all_workers / "wheel"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -115,6 +122,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (directory / "logs.jsonl").write_text("".join(lines()), "utf-8")
     with serve(directory) as found:
         yield found
+
+
+@pytest.fixture
+def high_priority(of_all_workers: Path) -> Iterator[None]:
+    """Run a test and its processes before others, one such test at a time: each stop of a thread needs a processor."""
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    with (of_all_workers / "priority").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(PermissionError):  # then it takes longer
+            os.setpriority(os.PRIO_PROCESS, 0, usual - 10)
+        yield
+        os.setpriority(os.PRIO_PROCESS, 0, usual)
 
 
 @pytest.fixture

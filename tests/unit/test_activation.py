@@ -205,7 +205,7 @@ forked.set()
 starter.join()
 print(os.waitpid(child, 0)[1])
 """
-    assert _run(code) == "0\n"
+    assert _run(code, PYTHONWARNINGS="ignore") == "0\n"
 
 
 def test_start_during_an_import_loads_neither_grpc_nor_sdk_nor_ssl(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from table_reader import TableReader
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
+pytestmark = pytest.mark.usefixtures("high_priority")
+
 _SINGLE_THREAD_SCENARIOS = {"asyncio_tasks", "uvloop_tasks", "eager_tasks", "greenlets"}
 _MIN_READINGS_OF_KIND = 50
 _TURNS_UNTIL_ALL = 20

@@ -19,6 +19,8 @@ from splunk_profiler.inspector.model import ThreadReading
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
+pytestmark = pytest.mark.usefixtures("high_priority")
+
 
 def _iter_moments(target: Target) -> Iterator[dict[str, Any]]:
     """Yield the expected values at each moment; the next request resumes the target."""

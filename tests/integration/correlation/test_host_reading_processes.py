@@ -30,6 +30,8 @@ from splunk_profiler.inspector.model import Interface, TlsKind
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
+pytestmark = pytest.mark.usefixtures("high_priority")
+
 _GLIBC = platform.libc_ver()[0] == "glibc"
 _LABELS = Path(splunk_profiler.__file__).parent / "libcustomlabels.so"
 

@@ -101,6 +101,7 @@ def count_mixed_reads(target: InspectedProcess, min_reads: int) -> tuple[int, in
 
 
 @pytest.mark.takes_long
+@pytest.mark.usefixtures("high_priority")
 def test_threads_that_switch_as_fast_as_they_can_are_never_read_in_between(workshop: TargetBuilder) -> None:
     threads = 2  # more of them only make each stop wait for a time slice
     with run_inspected(workshop) as target:
