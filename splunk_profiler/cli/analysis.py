@@ -16,7 +16,7 @@ from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.memory_profiles import MemoryProfiles
 from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.viewer.dumps import Call, Dump, parse
-from splunk_profiler.viewer.model import SpanKey
+from splunk_profiler.viewer.model import UNKNOWN_SPAN, SpanKey
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -25,7 +25,6 @@ from splunk_profiler.viewer.otlp_files import (
     PROFILE_SCOPE,
     SNAPSHOT,
     SOURCE,
-    UNKNOWN_SPAN,
     attributes,
     find_files,
     parse_int,

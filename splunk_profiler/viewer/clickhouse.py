@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows, parse_address
 from splunk_profiler.viewer.columns import is_span_key
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, TRACE, Selection, Span
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, TRACE, UNKNOWN_SPAN, Selection, Span
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -23,7 +23,6 @@ from splunk_profiler.viewer.otlp_files import (
     PROFILE_SCOPE,
     SNAPSHOT,
     SOURCE,
-    UNKNOWN_SPAN,
     SourceError,
     parse_int,
 )
@@ -40,6 +39,7 @@ _REFRESH_NS = 5 * 10**9
 _MAX_ROWS = 1_000_000
 _MAX_PROFILES = 2000
 _MAX_TRACES = 100
+_MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
 _MAX_SPANS = 5000
 _MAX_TRACE_RECORDINGS = 16
 _SPANS_BEFORE_NS = HOUR_NS  # a span may have begun so long before its samples
@@ -59,11 +59,11 @@ class _Texts(NamedTuple):
     bodies: dict[Any, str]
 
     def add_to(self, reader: RecordReader) -> None:
-        for step_ns, service, version, host, pid, endpoint, _, trace, span, body, count, total_ms in self.rows:
+        for step_ns, service, version, host, pid, name, _, trace, span, body, count, total_ms in self.rows:
             weights = {"samples": int(count), "wall": parse_int(int(total_ms) * 1_000_000)}
             sender, text = make_sender(service, version, host, pid), self.bodies.get(body, "")
             try:
-                reader.add_text(sender, text, int(step_ns), weights, span=(trace, span), endpoint=endpoint)
+                reader.add_text(sender, text, int(step_ns), weights, span=(trace, span), span_name=name)
             except ValueError:
                 reader.unread += int(count)
 
@@ -104,7 +104,6 @@ class ClickHouse(Source):
         self._lag_ns, self._refresh_ns = lag_ns, refresh_ns
         self.name = server.name
         self.recording = Recording()
-        self._reader = RecordReader(self.recording)
         self._client = ClickHouseClient(server)
         self._service = service
         self._last_ns = last_hours * HOUR_NS
@@ -139,15 +138,18 @@ class ClickHouse(Source):
         if period.until_ns <= period.since_ns:
             return
         texts, profiles = self._ask_texts(period), self._ask_profiles(period)  # both, or nothing is added
-        texts.add_to(self._reader)
-        profiles.add_to(self._reader)
+        reader = RecordReader(self.recording)
+        texts.add_to(reader)
+        profiles.add_to(reader)
         self._until_ns = period.until_ns
         self._asked_ns = time.time_ns()
-        self.unread = self._reader.unread
+        self.unread += reader.unread
         self.version += bool(texts.rows or profiles.rows)
         self._left_out += profiles.left_out
         if self._left_out:
             self.note = f"{self._left_out} older profiles were left out: choose fewer hours, or one service."
+        if profiles.rows:
+            self._name_spans(reader, period)
 
     def recording_of(self, selection: Selection) -> Recording:
         """Return the recording that has the traces of a selection."""
@@ -225,7 +227,7 @@ class ClickHouse(Source):
         period_ms = f"toUInt64OrZero({self._log_attribute('source.event.period')})"
         rows = self._client.rows(
             f"SELECT intDiv(toUnixTimestamp64Nano(l.Timestamp), {self._step_ns}) * {self._step_ns} AS step,"
-            f" {self._sender()}, {self._endpoint()} AS endpoint, {kept} AS is_kept,"
+            f" {self._sender()}, {self._span_name()} AS span_name, {kept} AS is_kept,"
             f" if(is_kept, l.TraceId, '') AS trace, if(is_kept, l.SpanId, '') AS span,"
             f" {hash_of} AS hash, count(), sum({period_ms})"
             f" FROM otel_logs AS l {self._join(period, parameters)} WHERE {condition}"
@@ -250,6 +252,19 @@ class ClickHouse(Source):
             **parameters,
         )
         return _Profiles(rows, max(0, int(count) - _MAX_PROFILES))
+
+    def _name_spans(self, reader: RecordReader, period: _Period) -> None:
+        """Put the names of spans into the samples of profiles; those of text have them from the database."""
+        ids = sorted({span for _, span in reader.nameless()})
+        for first in range(0, len(ids) if self._span_columns else 0, _MAX_IDS):
+            rows = self._client.rows(
+                "SELECT TraceId, SpanId, SpanName FROM otel_traces"
+                " WHERE Timestamp >= fromUnixTimestamp64Nano({since:Int64})"
+                " AND SpanId IN (SELECT arrayJoin(splitByChar(',', {ids:String})))",
+                since=max(0, period.since_ns - _SPANS_BEFORE_NS),
+                ids=",".join(ids[first : first + _MAX_IDS]),
+            )
+            reader.name_spans({(trace, span): name for trace, span, name in rows})
 
     def _condition(self, period: _Period, *, is_text: bool) -> tuple[str, dict[str, str | int]]:
         """Return what records are read, and the parameters of that."""
@@ -300,8 +315,8 @@ class ClickHouse(Source):
             " ON l.TraceId = s.TraceId AND l.SpanId = s.SpanId"
         )
 
-    def _endpoint(self) -> str:
-        """Return the name of the span of a sample."""
+    def _span_name(self) -> str:
+        """Return the name of the span of a sample as a column."""
         name = f"if(s.SpanName = '', '{UNKNOWN_SPAN}', s.SpanName)" if self._span_columns else f"'{UNKNOWN_SPAN}'"
         return f"if(trimLeft(replaceAll(l.SpanId, '0', ' ')) = '', '{OUTSIDE}', {name})"
 

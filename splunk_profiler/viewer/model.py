@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+UNKNOWN_SPAN = "(span not received)"  # in place of its name
 MINUTE_NS = 60_000_000_000
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
@@ -39,16 +40,21 @@ class Facets(NamedTuple):
     service: str
     version: str
     process: str
-    endpoint: str  # or the name of the span
+    endpoint: str  # name of the request's first span in its process; in samples as text of the sample's span
     thread: str
     code: str  # whose code the leaf of the stack is
     state: str  # running or waiting
     labels: tuple[tuple[str, str], ...] = ()  # all others of a profile that are text
+    span: str = ""  # name of the span
+
+    def named(self, span: str) -> Facets:
+        """Return these with the name of a span that has come after its sample."""
+        return self._replace(span=span, endpoint=span if self.endpoint == UNKNOWN_SPAN else self.endpoint)
 
 
 LABEL = "label:"  # begins the names of facets that are labels
 TRACE, SPAN_ID = "trace", "span_id"  # chosen by as well: they are not facets, since each sample can have others
-FACETS = tuple(name for name in Facets._fields if name != "labels")
+FACETS = ("service", "version", "process", "endpoint", "span", "thread", "code", "state")
 
 
 def facet_value(facets: Facets, name: str) -> str:

@@ -14,7 +14,6 @@ from splunk_profiler.viewer.model import SpanKey
 
 PROFILE_SCOPE = "otel.profiling"
 REQUEST_SUFFIXES, PROFILE_SUFFIX = (".jsonl", ".json"), ".pprof"
-UNKNOWN_SPAN = "(span not received)"
 SOURCE, SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
 DATA_FORMAT = "profiling.data.format"

@@ -99,10 +99,10 @@ class Recording:
         self.values.update(name for name, weight in sample.weights.items() if weight)
         return Place(builder, builder.add(sample))
 
-    def rename_endpoint(self, place: Place, endpoint: str) -> None:
-        """Give a sample another endpoint."""
+    def name_span(self, place: Place, name: str) -> None:
+        """Put the name of its span into a sample."""
         facets = self.facets[place.builder.facets(place.row)]
-        place.builder.set_facets(place.row, self.facets_id(facets._replace(endpoint=endpoint)))
+        place.builder.set_facets(place.row, self.facets_id(facets.named(name)))
 
     def note_heap(self, process: str, time_ns: int) -> None:
         """Note a profile of what is in use: what it does not have is not in use any more."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.dumps import Dump, parse
-from splunk_profiler.viewer.model import Facets, Sample, Span, SpanKey
+from splunk_profiler.viewer.model import UNKNOWN_SPAN, Facets, Sample, Span, SpanKey
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -22,7 +22,6 @@ from splunk_profiler.viewer.otlp_files import (
     PROFILE_SCOPE,
     SNAPSHOT,
     SOURCE,
-    UNKNOWN_SPAN,
     attributes,
     parse_int,
     span_key,
@@ -109,7 +108,7 @@ class RecordReader:
         self.span_names.update(names)
         for key, name in names.items():
             for place in self._nameless.pop(key, ()):
-                self.recording.rename_endpoint(place, name)
+                self.recording.name_span(place, name)
 
     def nameless(self) -> list[SpanKey]:
         """Return spans of samples that have not been read."""
@@ -142,6 +141,7 @@ class RecordReader:
         for locations, labels, weights in samples:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}
             state = named.get("thread.state", "")
+            span = named.get("trace_id", ""), named.get("span_id", "")
             facets = Facets(
                 *sender,
                 endpoint_name([places[locations[0]]] if locations else [], named),
@@ -149,17 +149,17 @@ class RecordReader:
                 places[locations[0]].kind if locations else "",
                 _STATES.get(state, state),
                 tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
+                self._span_name(span),
             )
             stack = self.recording.stacks.place(b"".join(frames[location] for location in reversed(locations)))
-            span = named.get("trace_id", ""), named.get("span_id", "")
-            self.recording.add(Sample(message.time_nanos, stack, self.recording.facets_id(facets), weights, span))
+            self._add(Sample(message.time_nanos, stack, self.recording.facets_id(facets), weights, span))
 
     def add_text(
-        self, sender: Sender, body: str, time_ns: int, weights: dict[str, int], *, span: SpanKey, endpoint: str = ""
+        self, sender: Sender, body: str, time_ns: int, weights: dict[str, int], *, span: SpanKey, span_name: str = ""
     ) -> None:
         """Read a sample, or several with the same text, whose `weights` are those of texts.
 
-        Without an endpoint the name of the span is that, which may come later.
+        The name of the span may come later, if it is not given.
 
         Raises:
             DumpError: the body is not a call stack.
@@ -167,14 +167,19 @@ class RecordReader:
         dump = parse(body)
         stack, code = self._stack_of(body.partition("\n")[2], dump)
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
-        named = endpoint or (self.span_names.get(span, UNKNOWN_SPAN) if span_id else OUTSIDE)
+        name = span_name or self._span_name((trace_id, span_id))
         state = "running" if dump.running else "waiting"
-        facets = Facets(*sender, named, dump.thread_name, code, state)
+        facets = Facets(*sender, name, dump.thread_name, code, state, span=name)
         self.recording.units.update(_TEXT_UNITS)
-        sample = Sample(time_ns, stack, self.recording.facets_id(facets), weights, (trace_id, span_id))
+        self._add(Sample(time_ns, stack, self.recording.facets_id(facets), weights, (trace_id, span_id)))
+
+    def _span_name(self, span: SpanKey) -> str:
+        return self.span_names.get(span, UNKNOWN_SPAN) if span[1] else OUTSIDE
+
+    def _add(self, sample: Sample) -> None:
         place = self.recording.add(sample)
-        if not endpoint and named == UNKNOWN_SPAN:
-            self._nameless.setdefault(span, []).append(place)
+        if self.recording.facets[sample.facets].span == UNKNOWN_SPAN and sample.span[1]:
+            self._nameless.setdefault(sample.span, []).append(place)
 
     def _stack_of(self, text: str, dump: Dump) -> tuple[int, str]:
         """Return the stack of a text, and whose code its leaf is; equal texts are read once."""

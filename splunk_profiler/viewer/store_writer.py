@@ -24,8 +24,8 @@ import numpy as np
 from splunk_profiler.system.private_files import open_private
 from splunk_profiler.viewer.columns import Columns, is_span_key
 from splunk_profiler.viewer.database import damaged, explained, open_for_writing, read_facets, read_span_names
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Facets
-from splunk_profiler.viewer.otlp_files import UNKNOWN_SPAN, SourceError
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, UNKNOWN_SPAN, Facets
+from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
@@ -241,14 +241,14 @@ class StoreWriter:
     def _named(self, columns: Columns) -> Columns:
         """Put in the names of spans that ended after their samples had become a part."""
         known = self._known_facets(columns)
-        unnamed = [place for place, facets in known.items() if facets.endpoint == UNKNOWN_SPAN]
+        unnamed = [place for place, facets in known.items() if facets.span == UNKNOWN_SPAN]
         rows = np.flatnonzero(np.isin(columns.facets, unnamed))
         keys = {place: columns.spans.key(place) for place in np.unique(columns.span[rows]).tolist()}
         names = read_span_names(self._keeping, keys.values())
         facets = columns.facets.astype(np.int32)
         for row in rows.tolist():
             if (name := names.get(keys[int(columns.span[row])])) is not None:
-                facets[row] = self._place("facets", list(known[int(facets[row])]._replace(endpoint=name)))
+                facets[row] = self._place("facets", list(known[int(facets[row])].named(name)))
         return replace(columns, facets=facets)
 
     def _processes(self, columns: Columns) -> Numbers:

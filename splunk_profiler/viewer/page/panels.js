@@ -8,7 +8,7 @@ const NAMES = Object.assign(Object.create(null), {
   alloc_objects: "allocations", inuse_space: "memory in use", inuse_objects: "objects in use",
 });
 const FACETS = {
-  service: "service", version: "version", process: "process", endpoint: "endpoint or span", thread: "thread", code: "whose code",
+  service: "service", version: "version", process: "process", endpoint: "endpoint", span: "span name", thread: "thread", code: "whose code",
   state: "state", trace: "trace",
 };
 const facetName = (name) => FACETS[name] ?? name.replace(/^label:/, "label ");

@@ -98,6 +98,7 @@ def test_forked_child_shows_what_its_thread_showed_and_no_other_thread() -> None
     ]
 
 
+@pytest.mark.takes_long
 def test_no_wrong_span_is_shown_while_threads_and_publisher_come_and_go() -> None:
     quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
     assert output_of("storm", "3000", env=quiet, timeout_s=180) == ["wrong [] repaired 0 failed 0", "published True"]

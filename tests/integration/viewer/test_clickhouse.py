@@ -103,6 +103,21 @@ def test_equal_samples_are_counted_in_the_database_by_step_of_time(database: Dat
     assert sum(shown.recording.timeline(WALL, "service", 10).series[0].weights) == 60 * 10**9
 
 
+def test_samples_of_profiles_get_the_names_of_their_spans(database: Database) -> None:
+    database.make_tables("json")
+    time_ns = now_ns(600)
+    profile = base64.b64encode(gzip.compress(message(small_profile()))).decode()
+    database.insert([profile_line(profile, time_ns=time_ns)])
+    assert set(dict(ClickHouse(database.address, database.environment).recording.facet_weights(SAMPLES)["span"])) == {
+        "(span not received)",
+        "(outside of spans)",
+    }
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"  # of `small_profile`
+    database.insert([of_trace(span_line("SELECT", span, times_ns=(time_ns, time_ns)), trace)])
+    shown = ClickHouse(database.address, database.environment).recording
+    assert set(dict(shown.facet_weights(SAMPLES)["span"])) == {"SELECT", "(outside of spans)"}
+
+
 def test_a_trace_that_is_not_among_the_heaviest_is_read_when_it_is_asked_for(database: Database) -> None:
     database.make_tables("by_severity")
     time_ns = now_ns(600)

@@ -109,8 +109,10 @@ def test_traces_are_chosen_by_and_ranked_like_facets_and_only_opentelemetrys_ids
     ]
 
 
-def test_a_sample_can_get_another_endpoint() -> None:
+def test_a_span_can_be_named_after_its_sample() -> None:
     found = recording((10, "1", "a", {"cpu": 1}))
     place = found.add(Sample(20, 0, 0, {"cpu": 2}))
-    found.rename_endpoint(place, "b")
-    assert dict(found.facet_weights(Selection("cpu"))["endpoint"]) == {"a": 1, "b": 2}
+    found.name_span(place, "SELECT")
+    weights = found.facet_weights(Selection("cpu"))
+    assert dict(weights["span"]) == {"": 1, "SELECT": 2}
+    assert dict(weights["endpoint"]) == {"a": 3}
