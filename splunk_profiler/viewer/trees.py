@@ -125,8 +125,9 @@ def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, fu
 
 
 def _chosen(rows: _Rows, which: Numbers) -> _Rows:
-    """Return those that are True, or in the order of places."""
-    return type(rows)(*(each[which] for each in rows))
+    """Return those that are True."""
+    places = np.flatnonzero(which)  # once for all fields, of which each takes a third of the time then
+    return type(rows)(*(each.take(places) for each in rows))
 
 
 def _joined(trees: Sequence[Tree]) -> Tree:
@@ -135,9 +136,11 @@ def _joined(trees: Sequence[Tree]) -> Tree:
 
 def _prune(tree: Tree, pruned: Sequence[Tree], max_nodes: int) -> Tree:
     """Keep the heaviest nodes, and sum up their other children, those of `pruned` too, in one node `SMALL` each."""
-    kept = np.zeros(len(tree.total), bool)
-    kept[0] = True  # no child is heavier than its parent, nor does it come before it
-    kept[1 + np.argsort(-tree.total[1:], kind="stable")[: max_nodes - 1]] = True
+    kept = np.ones(len(tree.total), bool)
+    if len(kept) > max_nodes:  # no child is heavier than its parent, nor does it come before it
+        least = np.partition(tree.total, -max_nodes)[-max_nodes]
+        kept = tree.total > least
+        kept[np.flatnonzero(tree.total == least)[: max_nodes - kept.sum()]] = True
     places = np.cumsum(kept) - 1
     result = _chosen(tree, kept)
     result = result._replace(parent=np.where(result.parent < 0, -1, places[result.parent]))
