@@ -3,7 +3,7 @@
 Works in spans until a line ``stop``, after ``ready``. A line ``modules`` is answered with the modules that are loaded
 and only an exporter needs, the names of the profiler's threads, and that of the thread that has imported gRPC, as JSON;
 ``wait`` with what `os.wait` finds. After ``full`` no thread can be started, until ``room``. After ``no process`` no
-process can be; after ``no program`` none is in reach. After ``daemon`` it is another process,
+process can be; after ``no program`` none is in reach; after ``another user`` it is nobody's. After ``daemon`` it is another process,
 without the descriptors that it knows nothing of.
 """
 
@@ -90,6 +90,12 @@ def leave_no_room() -> None:
         os.setuid(_NOBODY)  # the limit does not hold for root
 
 
+def become_nobody() -> None:
+    os.setgroups([])
+    os.setgid(_NOBODY)
+    os.setuid(_NOBODY)
+
+
 def leave_programs() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chroot(folder)
@@ -107,6 +113,7 @@ def become_daemon() -> None:
 CHANGES: dict[str, Callable[[], object]] = {
     "full": lambda: threading.stack_size(_HUGE_STACK),
     "room": lambda: threading.stack_size(0),
+    "another user": become_nobody,
     "no process": leave_no_room,
     "no program": leave_programs,
 }

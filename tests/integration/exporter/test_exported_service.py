@@ -103,6 +103,33 @@ def test_killed_service_leaves_no_exporter() -> None:
         wait_for_end(exporter)
 
 
+def test_service_killed_with_its_exporter_leaves_nothing_in_the_way_of_the_next_one() -> None:
+    with Receiver() as receiver:
+        with _service(receiver.url) as target:
+            receiver.record(_is_of_cart)
+            (exporter,) = find_exporters(target.pid)
+            os.kill(exporter, signal.SIGKILL)
+            target.signal(signal.SIGKILL)
+            assert target.finish() == -signal.SIGKILL
+            wait_for_end(exporter)
+            assert find_exporters(target.pid) == []
+        with _service(receiver.url) as following:
+            receiver.record(lambda record: _is_of_cart(record) and record["resource"]["process.pid"] == following.pid)
+            following.tell("stop")
+            assert following.finish() == 0, following.output
+
+
+def test_service_that_becomes_another_user_goes_on_being_exported() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with _exported() as (receiver, target, exporter):
+        target.tell("another user")
+        target.line("another user")
+        changed_ns = time.time_ns()
+        receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > changed_ns)
+        assert find_exporters(target.pid) == [exporter]
+
+
 def test_failed_delivery_is_logged_by_the_service() -> None:
     with _service("http://127.0.0.1:9") as target:
         assert "no collector can be reached" in target.line("profiling records are not delivered:")
