@@ -239,9 +239,8 @@ class ClickHouse(Source):
                 f"{self.name} has more than {_MAX_ROWS} different samples in {self._last_ns // HOUR_NS} h:"
                 " choose fewer hours with --last-hours, or one service with --service"
             )
-        return _Texts(
-            rows, dict(self._client.rows(bodies, **parameters))
-        )  # the texts last: none that came since is missing
+        # Texts are asked for after the counts: those of records that came in between are there as well.
+        return _Texts(rows, dict(self._client.rows(bodies, **parameters)))
 
     def _ask_profiles(self, period: _Period) -> _Profiles:
         condition, parameters = self._condition(period, is_text=False)
@@ -255,7 +254,7 @@ class ClickHouse(Source):
 
     def _name_spans(self, reader: RecordReader, period: _Period) -> None:
         """Put the names of spans into the samples of profiles; those of text have them from the database."""
-        ids = sorted({span for _, span in reader.nameless()})
+        ids = sorted({key[1] for key in reader.nameless() if is_span_key(key)})
         for first in range(0, len(ids) if self._span_columns else 0, _MAX_IDS):
             rows = self._client.rows(
                 "SELECT TraceId, SpanId, SpanName FROM otel_traces"

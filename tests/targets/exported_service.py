@@ -3,8 +3,8 @@
 Works in spans until a line ``stop``, after ``ready``. A line ``modules`` is answered with the modules that are loaded
 and only an exporter needs, the names of the profiler's threads, and that of the thread that has imported gRPC, as JSON;
 ``wait`` with what `os.wait` finds. After ``full`` no thread can be started, until ``room``. After ``no process`` no
-process can be; after ``no program`` none is in reach; after ``another user`` it is nobody's. After ``daemon`` it is another process,
-without the descriptors that it knows nothing of.
+process can be; after ``no program`` none is in reach; after ``another user`` it is nobody's. After ``daemon`` it is
+another process, without the descriptors that it knows nothing of.
 """
 
 from __future__ import annotations
