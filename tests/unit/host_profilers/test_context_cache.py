@@ -144,10 +144,10 @@ def test_more_contexts_in_turn_than_can_be_known_show_their_own_spans(
 
 
 def test_known_contexts_that_are_over_make_room_for_others(publishing: InstalledPublisher) -> None:
-    for _ in range(3):
+    for _ in range(8):  # more than twice as many in all as can be known
         contexts = [inside(publishing, Span(TRACE, number)) for number in range(1, 301)]
         known = [[is_known(context) for context in contexts] for _ in range(3)]
-        assert sum(known[2]) > 200
+        assert sum(known[2]) > 100  # of addresses that other allocators give, fewer find a place than of CPython's
         contexts.clear()
 
 
