@@ -27,7 +27,7 @@ TASK_KIND = EventKind("task", count=ValueType("tasks", "count"), amount=ValueTyp
 WAITING_LABELS = (("thread.state", "waiting task"),)
 _MIN_PERIOD_NS = 1_000_000_000
 _MAX_PROBED = 1024  # tasks of which the walker finds out if they wait
-_COST_FACTOR = 200  # choosing and capturing takes a 200th of the time at most
+_COST_FACTOR = 200  # choosing and capturing takes a 200th of a processor at most
 
 
 class TaskEventSource:
@@ -42,11 +42,13 @@ class TaskEventSource:
         max_tasks: int,
         period_ns: int,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._ticker = ticker
         self._max_tasks = max_tasks
         self._period_ns = max(period_ns, _MIN_PERIOD_NS)
         self._now_ns = monotonic_ns
+        self._cpu_ns = cpu_ns  # a wait for a processor, or for the GIL, is no cost
         self._random = Random()  # the application may have seeded the shared one
         self._is_recording = False
         self._last_ns = self._due_ns = 0
@@ -68,8 +70,9 @@ class TaskEventSource:
         if not self._is_recording or began_ns < self._due_ns:
             return ()
         since_ns, self._last_ns = began_ns - self._last_ns, began_ns
+        used_ns = self._cpu_ns()
         events = self._sample(since_ns)
-        self._due_ns = began_ns + max(self._period_ns, _COST_FACTOR * (self._now_ns() - began_ns))
+        self._due_ns = began_ns + max(self._period_ns, _COST_FACTOR * (self._cpu_ns() - used_ns))
         return events
 
     def _sample(self, since_ns: int) -> list[RawEvent]:

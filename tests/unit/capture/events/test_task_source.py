@@ -45,6 +45,21 @@ def test_source_samples_at_most_so_many_that_stand_for_all(ticker: Any) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("used", "next_s"), [({"wall_ns": 25_000_000}, 1), ({"cpu_ns": 25_000_000}, 5)])
+def test_next_sample_waits_for_what_one_has_computed_not_for_what_kept_it(
+    ticker: Any, used: dict[str, int], next_s: int
+) -> None:
+    async def run() -> None:
+        tasks = await crowd(10)
+        sampled = Sampled(ticker, 4, **used)
+        assert sampled.after(2 * SECOND_NS)
+        assert not sampled.after(next_s * SECOND_NS - 200_000_000)
+        assert sampled.after(400_000_000)
+        del tasks
+
+    asyncio.run(run())
+
+
 def test_source_samples_all_of_few_tasks_and_names_those_with_names(ticker: Any) -> None:
     async def run() -> None:
         tasks = [*await crowd(2), *await crowd(2, name="mine\n" + 200 * "x")]
