@@ -127,8 +127,10 @@ def handler_raises() -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         assert splunk_profiler.start()
         listed = [thread for thread in threading.enumerate() if thread.is_alive()]
-        roles = [thread.name for thread in listed if thread.name == "splunk-profiler-ticker"]
-        assert len(roles) == 1, roles
+        *others, _ = [thread for thread in listed if thread.name == "splunk-profiler-ticker"]
+        for other in others:  # its stop was interrupted after it had been told to end
+            other.join(60)
+            assert not other.is_alive(), listed
     _say_done()
 
 
