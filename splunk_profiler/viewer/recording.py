@@ -192,13 +192,15 @@ class Recording:
             else self._sum_values(facet, self._sum_facets(whole, step_ns))
         )
         names = [name for name, _ in sums.most_common(_MAX_SERIES)]
-        cells = np.zeros((len(names) + 1) * buckets)
+        cells = np.zeros((len(names) + 1, buckets))
         edges = start_ns + step_ns * np.arange(buckets + 1)
         for columns, rows in self._rows(whole, step_ns):
-            bucket = np.repeat(np.arange(buckets), np.diff(np.searchsorted(columns.time_ns, edges)))[rows]
-            line = self._ranks(columns, facet, names)[rows]
-            cells += np.bincount(line * buckets + bucket, columns.weights[selection.value][rows], len(cells))
-        lines = np.rint(cells).astype(np.int64).reshape(-1, buckets).tolist()
+            line, weights = self._ranks(columns, facet, names)[rows], columns.weights[selection.value][rows]
+            ends = np.searchsorted(columns.time_ns[rows], edges)
+            for bucket in np.flatnonzero(np.diff(ends)).tolist():
+                inside = slice(ends[bucket], ends[bucket + 1])
+                cells[:, bucket] += np.bincount(line[inside], weights[inside], len(cells))
+        lines = np.rint(cells).astype(np.int64).tolist()
         series = [Series(*each) for each in zip([*names, OTHER], lines, strict=True)]
         return Timeline(start_ns, step_ns, series if any(lines[-1]) else series[:-1])
 
