@@ -27,6 +27,7 @@ from splunk_profiler.viewer.otlp_files import (
     span_key,
 )
 from splunk_profiler.viewer.profile_messages import (
+    NOT_SAMPLED,
     OUTSIDE,
     PROFILE_FORMAT,
     Place,
@@ -142,14 +143,15 @@ class RecordReader:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}
             state = named.get("thread.state", "")
             span = named.get("trace_id", ""), named.get("span_id", "")
+            endpoint = endpoint_name([places[locations[0]]] if locations else [], named)
             facets = Facets(
                 *sender,
-                endpoint_name([places[locations[0]]] if locations else [], named),
+                endpoint,
                 named.get("thread.name", ""),
                 places[locations[0]].kind if locations else "",
                 _STATES.get(state, state),
                 tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
-                self._span_name(span),
+                NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),
             )
             stack = self.recording.stacks.place(b"".join(frames[location] for location in reversed(locations)))
             self._add(Sample(message.time_nanos, stack, self.recording.facets_id(facets), weights, span))

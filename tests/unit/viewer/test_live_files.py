@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from profile_factory import small_profile
 from saved_samples import TRACE, append, profile_line, sample_line, span_line
 
 from splunk_profiler.formats.pprof import encode_whole
+from splunk_profiler.model import Aggregate, UnattributedReason
+from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.otlp_files import SourceError
@@ -59,6 +62,17 @@ def test_a_profile_has_endpoints_and_gets_the_names_of_its_spans(tmp_path: Path)
     (tmp_path / "traces.jsonl").write_text(span_line("SELECT", span).replace(TRACE, trace), "utf-8")
     assert facet("span") == {"SELECT", "(outside of spans)"}
     assert facet("endpoint") == known
+
+
+def test_time_whose_stack_is_not_kept_is_in_no_span_and_not_outside_of_them(tmp_path: Path) -> None:
+    stack = UNATTRIBUTED_STACKS[UnattributedReason.UNSAMPLED]
+    profile = small_profile()
+    profile = replace(profile, aggregates=(*profile.aggregates, Aggregate(stack, (), 0, 0, 5_000)))
+    (tmp_path / "cpu.pprof").write_bytes(encode_whole(profile).gzipped)
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    weights = files.recording.facet_weights(Selection("cpu"))
+    assert dict(weights["span"])["(not sampled)"] == dict(weights["endpoint"])["(not sampled)"] == 5_000
 
 
 def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
