@@ -126,7 +126,7 @@ def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, fu
 
 def _chosen(rows: _Rows, which: Numbers) -> _Rows:
     """Return those that are True."""
-    places = np.flatnonzero(which)  # once for all fields, of which each takes a third of the time then
+    places = np.flatnonzero(which)  # once for all fields: a mask is slower to take by
     return type(rows)(*(each.take(places) for each in rows))
 
 

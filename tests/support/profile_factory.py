@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import random
 
@@ -16,7 +17,8 @@ _WAIT = Frame("threading.Condition", "wait", "/usr/lib/python3.12/threading.py",
 _GENERATED = Frame("unknown", "step", "<string>", None)
 
 _THREAD = (("thread.id", 0x7FDE4D00C000), ("thread.os.id", 47619), ("thread.name", "worker-1"))
-_SPAN = (("trace_id", "4bf92f3577b34da6a3ce929d0e0e4736"), ("span_id", "00f067aa0ba902b7"))
+TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+_SPAN = (("trace_id", TRACE_ID), ("span_id", SPAN_ID))
 
 
 def origin_in_shop(file: str, _namespace: str) -> CodeOrigin:
@@ -37,6 +39,11 @@ def origin_in_shop(file: str, _namespace: str) -> CodeOrigin:
 def message(profile: Profile, origin_of: OriginOf = lambda _file, _namespace: CodeOrigin(OriginKind.UNKNOWN)) -> bytes:
     """Return `profile` as one pprof message, not compressed."""
     return gzip.decompress(encode_whole(profile, origin_of=origin_of).gzipped)
+
+
+def record_body(profile: Profile) -> str:
+    """Return `profile` as the body of a log record."""
+    return base64.b64encode(encode_whole(profile).gzipped).decode()
 
 
 def small_profile() -> Profile:

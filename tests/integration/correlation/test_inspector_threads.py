@@ -21,7 +21,7 @@ from splunk_profiler.inspector import Reader
 from splunk_profiler.inspector.model import ThreadReading
 from splunk_profiler.inspector.tracer import Tracer
 
-MIN_READS = 10_000
+MIN_READS = 20_000
 FLIPPING_THREADS = 8
 
 READ_LOOP_PROGRAM = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from command_line import UNREACHABLE_URL, collect_batch, splunk_profiler
 from faulty_relay import FAULTS, run_relay
-from profile_factory import message, small_profile
+from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
 from saved_samples import SPAN, TRACE, profile_line, sample_line, span_line
 
 if find_spec("chdb") is None:  # to import it blocks SIGPIPE
@@ -106,14 +104,12 @@ def test_equal_samples_are_counted_in_the_database_by_step_of_time(database: Dat
 def test_samples_of_profiles_get_the_names_of_their_spans(database: Database) -> None:
     database.make_tables("json")
     time_ns = now_ns(600)
-    profile = base64.b64encode(gzip.compress(message(small_profile()))).decode()
-    database.insert([profile_line(profile, time_ns=time_ns)])
+    database.insert([profile_line(record_body(small_profile()), time_ns=time_ns)])
     assert set(dict(ClickHouse(database.address, database.environment).recording.facet_weights(SAMPLES)["span"])) == {
         "(span not received)",
         "(outside of spans)",
     }
-    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"  # of `small_profile`
-    database.insert([of_trace(span_line("SELECT", span, times_ns=(time_ns, time_ns)), trace)])
+    database.insert([of_trace(span_line("SELECT", SPAN_ID, times_ns=(time_ns, time_ns)), TRACE_ID)])
     shown = ClickHouse(database.address, database.environment).recording
     assert set(dict(shown.facet_weights(SAMPLES)["span"])) == {"SELECT", "(outside of spans)"}
 
@@ -222,7 +218,7 @@ def test_a_question_that_fails_loses_no_record_and_counts_none_twice(database: D
         samples = [sample_line(f"own.{function}(/own.py:3)", time_ns=time_ns) for function in functions]
         database.insert([*samples, profile_line(profile, time_ns=time_ns)])
 
-    profile = base64.b64encode(gzip.compress(message(small_profile()))).decode()
+    profile = record_body(small_profile())
     database.make_tables("by_timestamp_time")
     database.insert([sample_line(time_ns=now_ns(600))])
     with run_relay(database.port) as (relay, port):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import os
 import weakref
 from typing import Any
 
@@ -18,6 +19,7 @@ from splunk_profiler import _context
 TRACE, ROOT, CHILD = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, 0x00F067AA0BA902B7
 NO_TRACE = Elastic(1, 1, 0, 0, 0, 0, 0)
 MAX_CONTEXTS = 1024
+FOUND_A_PLACE = 100 if os.environ.get("PYTHONMALLOC") == "malloc" else 200  # of 300: others' addresses are less even
 
 
 def shown(span_id: int) -> Elastic:
@@ -147,7 +149,7 @@ def test_known_contexts_that_are_over_make_room_for_others(publishing: Installed
     for _ in range(8):  # more than twice as many in all as can be known
         contexts = [inside(publishing, Span(TRACE, number)) for number in range(1, 301)]
         known = [[is_known(context) for context in contexts] for _ in range(3)]
-        assert sum(known[2]) > 100  # of addresses that other allocators give, fewer find a place than of CPython's
+        assert sum(known[2]) > FOUND_A_PLACE
         contexts.clear()
 
 

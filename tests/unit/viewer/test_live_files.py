@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from profile_factory import small_profile
+from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
 from saved_samples import TRACE, append, profile_line, sample_line, span_line
 
 from splunk_profiler.formats.pprof import encode_whole
@@ -52,14 +51,12 @@ def test_a_profile_has_endpoints_and_gets_the_names_of_its_spans(tmp_path: Path)
         files.refresh()
         return set(dict(files.recording.facet_weights(Selection("samples"))[name]))
 
-    body = base64.b64encode(encode_whole(small_profile()).gzipped).decode()
-    (tmp_path / "logs.jsonl").write_text(profile_line(body), "utf-8")
+    (tmp_path / "logs.jsonl").write_text(profile_line(record_body(small_profile())), "utf-8")
     files = LiveFiles(tmp_path)
     known = facet("endpoint")
     assert "(span not received)" not in known
     assert facet("span") == {"(span not received)", "(outside of spans)"}
-    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"  # of `small_profile`
-    (tmp_path / "traces.jsonl").write_text(span_line("SELECT", span).replace(TRACE, trace), "utf-8")
+    (tmp_path / "traces.jsonl").write_text(span_line("SELECT", SPAN_ID).replace(TRACE, TRACE_ID), "utf-8")
     assert facet("span") == {"SELECT", "(outside of spans)"}
     assert facet("endpoint") == known
 
