@@ -41,6 +41,8 @@ _MAX_MESSAGES = 256
 _BACKLOG = 128
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _LOG_INTERVAL_S = 60.0
+_STARTS_ELSEWHERE = "another process is about to start it"  # its name is bound, but it does not listen yet
+_RETRY_S = 0.01
 # Of an exporter that another process has started, perhaps beside many busy ones. The second time it is twice as long:
 # the exporter may have been stopped for a while, and one for the tree is the rule.
 MAX_ANSWER_S = 30.0
@@ -138,11 +140,13 @@ class ExporterConnection:
     def send(self, data: bytes) -> bool:
         """Send `data` whole, without waiting, and start an exporter if there is none; return False if it is dropped.
 
-        That is so while there is no connection or the buffer is full, and if the connection is lost by this call.
+        That is so while there is no connection or the buffer is full, and if the connection is lost by this call. While
+        another process starts the exporter, data is kept.
         """
         self.reset_after_fork()
         with self._lock:
-            if not self._open() or not self._flush() or len(self._unsent) + len(data) > MAX_BUFFERED_BYTES:
+            is_coming = not self._is_closed and (self._open() or self.failure == _STARTS_ELSEWHERE)
+            if not is_coming or not self._flush() or len(self._unsent) + len(data) > MAX_BUFFERED_BYTES:
                 return False
             self._unsent += data
             return self._flush()
@@ -164,7 +168,8 @@ class ExporterConnection:
             return False
         try:
             self._is_closed = True
-            return self._finish(deadline_s) if self._socket is not None else not self._has_been_connected
+            has_work = self._unsent or self._socket is not None
+            return self._finish(deadline_s) if has_work else not self._has_been_connected
         finally:
             self._lose()
             self._lock.release()
@@ -194,7 +199,8 @@ class ExporterConnection:
             inherited.close()
 
     def _open(self) -> bool:
-        if self._socket is not None or self._is_closed or self._clock() < self._next_connection_s:
+        """Connect, or start an exporter, unless that is done or not due; return True if there is a connection."""
+        if self._socket is not None or self._clock() < self._next_connection_s:
             return self._socket is not None
         try:
             try:
@@ -232,7 +238,7 @@ class ExporterConnection:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-                self.failure = "another process is about to start it"
+                self.failure = _STARTS_ELSEWHERE
                 return
             made.listen(_BACKLOG)
             listener = self._listener = _OwnedSocket(made)
@@ -263,7 +269,8 @@ class ExporterConnection:
             made.close()
 
     def _flush(self) -> bool:
-        """Write what the socket takes, if the exporter may get it; return False if the connection is lost."""
+        """Write what the socket takes, if the exporter may get it; return False if the connection is lost by that."""
+        generation = self._generation
         if self._socket is not None and not self._is_trusted and self._clock() >= self._answer_due_s:
             self._give_up_waiting()
         try:
@@ -276,7 +283,7 @@ class ExporterConnection:
         except OSError:
             self._read()  # the exporter may have said why it ended
             self._lose()
-        return self._socket is not None
+        return self._generation == generation
 
     def _read(self) -> None:
         if self._socket is None:
@@ -329,6 +336,8 @@ class ExporterConnection:
         self._note_failure(f"the process that has the exporter's name {reason}")
 
     def _finish(self, deadline_s: float) -> bool:
+        while self._unsent and not self._open() and self.failure == _STARTS_ELSEWHERE and time.monotonic() < deadline_s:
+            real("time", "sleep")(_RETRY_S)
         is_writing = True
         while self._socket is not None and time.monotonic() < deadline_s:
             if is_writing and self._flush() and not self._unsent:

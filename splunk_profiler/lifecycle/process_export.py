@@ -78,7 +78,7 @@ class ProcessExport(StreamOutput):
         # Who does not answer may be a child that could not become an exporter, and has not ended yet.
         if is_sent and self._connection.is_trusted:
             self._has_sent, self._failing_since_s = True, None
-        elif not is_sent and self._failing_since_s is None:
+        elif (not is_sent or self._connection.failure) and self._failing_since_s is None:
             self._failing_since_s = self._clock()
         return is_sent
 

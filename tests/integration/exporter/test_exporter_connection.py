@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,30 @@ def test_second_process_with_the_token_shares_the_exporter() -> None:
     assert ask(connection, b"still here") == b"still here"
     assert connection.close(30)
     wait_for_end(pid)
+
+
+def test_data_is_kept_while_another_process_starts_the_exporter(connection: ExporterConnection) -> None:
+    with socket.socket(socket.AF_UNIX) as starter:
+        starter.bind(connection.name)
+        assert connection.send(b"one\n")
+        assert connection.send(b"two\n")
+        assert connection.generation == 1
+    assert connection.send(b"three\n")  # the other process has failed: this one starts it
+    assert receive(connection, 3) == [b"one", b"two", b"three"]
+
+
+def test_close_waits_for_another_process_that_starts_the_exporter() -> None:
+    connection, other = (new_connection(token="ab" * 16) for _ in range(2))
+    with socket.socket(socket.AF_UNIX) as starter:
+        starter.bind(connection.name)
+        assert connection.send(b"drop\n")
+        assert not connection.close(0.1)
+        assert other.send(b"drop\n")
+        closing = threading.Thread(target=lambda: ends.append(other.close(30)))
+        ends: list[bool] = []
+        closing.start()
+    closing.join()
+    assert ends == [True]
 
 
 def test_process_that_has_taken_the_name_gets_a_challenge_only(connection: ExporterConnection) -> None:
