@@ -82,6 +82,7 @@ def message(_address: str, channel: grpc.Channel, signal: str, service: str, con
 
 def begun(_address: str, channel: grpc.Channel, count: int) -> str:
     """So many requests that are begun and never sent; how one that comes besides is answered."""
+    grpc.channel_ready_future(channel).result(30)  # calls that wait for the connection are sent in any order
     export = channel.stream_unary(SERVICE.format("logs", "Logs"))
     over = threading.Event()
 
