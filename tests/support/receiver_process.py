@@ -12,19 +12,62 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from target_process import environment
+
 _TARGET = Path(__file__).parents[1] / "targets" / "receiver.py"
 Record = dict[str, Any]
 Export = dict[str, Any]
+
+
+@cache
+def _forking_process() -> subprocess.Popen[str]:
+    """Start the process that the receivers are forked from, which ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, str(_TARGET)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    )
+
+
+class _ForkedProcess:
+    """A process of `targets/receiver.py` with pipes to its standard input and from its standard output."""
+
+    def __init__(self, *arguments: str) -> None:
+        read_input, write_input = os.pipe()
+        read_output, write_output = os.pipe()
+        forking, own = _forking_process(), Path("/proc") / str(os.getpid()) / "fd"
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        print(json.dumps([f"{own}/{read_input}", f"{own}/{write_output}", *arguments]), file=forking.stdin, flush=True)
+        self._id = os.pidfd_open(int(forking.stdout.readline()))
+        for descriptor in (read_input, write_output):
+            os.close(descriptor)
+        self.stdin = os.fdopen(write_input, "w", encoding="utf-8")
+        self.stdout = os.fdopen(read_output, encoding="utf-8")
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._id, signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return True once it has ended, False if it has not within this time."""
+        return bool(select.select([self._id], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        self.stdout.close()
+        os.close(self._id)
 
 
 class Receiver:
@@ -50,14 +93,12 @@ class Receiver:
     ) -> None:
         is_random = not port and path is None and cert is None
         self.host = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.1" if is_random else "127.0.0.1"
-        command = [sys.executable, str(_TARGET), "--host", self.host, "--port", str(port), "--mode", mode]
+        arguments = ["--host", self.host, "--port", str(port), "--mode", mode]
         for option, file in (("--unix", path), ("--cert", cert), ("--key", key), ("--client-ca", client_ca)):
-            command += [option, str(file)] if file is not None else []
+            arguments += [option, str(file)] if file is not None else []
         self._path = path
         self._secure = cert is not None
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
-        )
+        self._process = _ForkedProcess(*arguments)
         self._arrived = threading.Condition()
         self._ready: int | None = None
         self._ended = False
@@ -89,7 +130,6 @@ class Receiver:
         """Change its mode (see targets/receiver.py), unless it is empty, and wait until it is in force."""
         with self._arrived:
             before = len(self._modes)
-        assert self._process.stdin is not None
         self._process.stdin.write(mode + "\n")
         self._process.stdin.flush()
         self._wait(lambda: len(self._modes) > before, timeout_s, f"did not switch to {mode!r}")
@@ -143,30 +183,23 @@ class Receiver:
 
     def stop(self) -> None:
         """Let it end in order."""
-        assert self._process.stdin is not None
-        if self._process.poll() is None and not self._process.stdin.closed:
+        if not self._process.stdin.closed:
             self._process.stdin.write("stop\n")
         self._leave()
 
     def _leave(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        if self._process.stdin.closed:
+            return
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
-            self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(60):
             self._process.kill()
             self._process.wait()
         self._reader.join()
-        self._process.stdout.close()
-
-    def _lines(self) -> Iterator[str]:
-        assert self._process.stdout is not None
-        yield from self._process.stdout
+        self._process.close()
 
     def _read(self) -> None:
-        for line in self._lines():
+        for line in self._process.stdout:
             with self._arrived:
                 if line.startswith("ready "):
                     self._ready = int(line.split()[1])

@@ -1,8 +1,11 @@
-"""A real OTLP/gRPC server (logs and traces) that misbehaves on demand; runs as a process of its own.
+"""Real OTLP/gRPC servers (logs and traces) that misbehave on demand; each runs as a process of its own.
 
-    python tests/targets/receiver.py [--port 0 | --unix PATH] [--mode ok] [--cert C --key K [--client-ca CA]]
+    python tests/targets/receiver.py
 
-Its first line of output is ``ready PORT``; then comes one line of JSON for each export it answered, refused
+Each line on standard input is JSON, the files that are to be a server's standard input and output, and its arguments:
+``[INPUT, OUTPUT, "--port", "0", …]``. It is forked, so that gRPC is loaded once, and its process id printed.
+
+The first line of its output is ``ready PORT``; then comes one line of JSON for each export it answered, refused
 or left hanging (`describe` says what is in it). A line on standard input changes its mode: ``ok``,
 ``hang`` (calls are left without an answer until the mode changes), ``refuse CODE [seconds]`` (a gRPC status,
 with a RetryInfo where seconds are given), ``partial N [message]`` (accepted, N records rejected), ``stop``.
@@ -14,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterable
@@ -191,7 +196,7 @@ def _bind(server: grpc.Server, arguments: argparse.Namespace) -> int:
     return int(server.add_secure_port(address, credentials))
 
 
-def main() -> None:
+def serve(options: list[str]) -> None:
     """Serve until standard input ends or says ``stop``."""
     parser = argparse.ArgumentParser(description="OTLP/gRPC server for tests")
     parser.add_argument("--host", default="127.0.0.1")
@@ -201,7 +206,7 @@ def main() -> None:
     parser.add_argument("--cert", type=Path)
     parser.add_argument("--key", type=Path)
     parser.add_argument("--client-ca", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(options)
     collector = Collector(arguments.mode)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=32),
@@ -219,5 +224,23 @@ def main() -> None:
     server.stop(grace=None).wait()
 
 
+def fork_servers() -> None:
+    """Fork a server for each line of standard input, until that ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that have ended
+    while line := sys.stdin.buffer.readline():
+        given, taken, *options = json.loads(line)
+        descriptors = os.open(given, os.O_RDONLY), os.open(taken, os.O_WRONLY)
+        child = os.fork()
+        for standard, descriptor in enumerate(descriptors):
+            if child == 0:
+                os.dup2(descriptor, standard)
+            os.close(descriptor)
+        if child == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            serve(options)
+            return
+        print(child, flush=True)
+
+
 if __name__ == "__main__":
-    main()
+    fork_servers()
