@@ -35,6 +35,13 @@ from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _libraries_are_loaded() -> None:
+    """Load the libraries: a thread of ours does that once a service is known, while the first span shows in one."""
+    with TemporaryDirectory(prefix="s") as path, publishing(Path(path), {"service.name": "early"}):
+        pass
+
+
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """Yield an own directory, with a path short enough for a socket."""
