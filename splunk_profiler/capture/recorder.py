@@ -173,7 +173,7 @@ class StreamRecorder:
         """Record the names of local roots that have changed since samples were taken in them."""
         for root, known in list(self._endpoints.items()):
             name, is_final = self._contexts.endpoint_of(root)
-            if name != known:
+            if name not in (known, ""):  # an empty one is not known any more
                 self._endpoints[root] = name
                 self._writer.write(EndpointRecord(root, name))
             if is_final:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from splunk_profiler.model import SpanRef
@@ -73,29 +74,47 @@ def test_the_name_is_that_of_the_moment_and_after_the_end_the_last_one(spans: Sp
     root = spans.start("GET")
     child = spans.start("query", root)
     root.update_name("GET /cart/{id}")
-    assert spans.ref(child).endpoint == spans.roots.endpoint(id_of(root)) == "GET /cart/{id}"
+    assert spans.ref(child).endpoint == "GET /cart/{id}"
+    assert spans.roots.current_name(id_of(root)) == ("GET /cart/{id}", False)
     root.end()
-    assert spans.ref(child).endpoint == spans.roots.endpoint(id_of(root)) == "GET /cart/{id}"
+    assert spans.ref(child).endpoint == "GET /cart/{id}"
+    assert spans.roots.current_name(id_of(root)) == ("GET /cart/{id}", True)
+    assert spans.roots.current_name(id_of(root)) == ("", True)
 
 
-def test_trace_that_came_in_twice_gives_no_root_but_where_it_was_kept(spans: Spans) -> None:
-    first, second = spans.from_outside("first", 1), spans.from_outside("second", 2)
-    first.end()
-    children = [spans.start("child", first), spans.start("child", second)]
-    assert [spans.ref(child).local_root_id for child in children] == [0, 0]
-    assert [spans.ref(child).endpoint for child in children] == ["", ""]
-    assert spans.ref(second).local_root_id == id_of(second)
-    spans.kept = {id_of(children[0]): id_of(first)}
-    assert (spans.ref(children[0]).local_root_id, spans.ref(children[0]).endpoint) == (id_of(first), "first")
+def test_trace_that_comes_in_twice_has_two_roots(spans: Spans) -> None:
+    roots = spans.from_outside("first", 1), spans.from_outside("second", 2)
+    roots[0].end()
+    for root, name in zip(roots, ("first", "second"), strict=True):
+        for span in (root, spans.start("child", root), spans.start("grandchild", spans.start("child", root))):
+            assert (spans.ref(span).local_root_id, spans.ref(span).endpoint) == (id_of(root), name)
 
 
-def test_a_root_that_was_there_before_is_known_once_it_was_sampled(spans: Spans) -> None:
+def test_a_parent_that_only_carries_ids_gives_no_root_but_where_it_was_kept(spans: Spans) -> None:
+    root = spans.start("GET")
+    child = spans.start("child", trace.NonRecordingSpan(root.get_span_context()))
+    assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (0, "")
+    spans.kept = {id_of(child): id_of(root)}
+    assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (id_of(root), "")
+    spans.ref(root)
+    assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (id_of(root), "GET")
+
+
+def test_processors_that_are_called_on_other_threads_give_no_wrong_root(spans: Spans) -> None:
+    provider = TracerProvider(shutdown_on_exit=False, active_span_processor=ConcurrentMultiSpanProcessor())
+    spans.roots.attach(provider)
+    tracer = provider.get_tracer("test")
+    with tracer.start_as_current_span("root") as root, tracer.start_as_current_span("child") as child:
+        assert spans.ref(root).local_root_id == id_of(root)
+        assert spans.ref(child).local_root_id == 0
+    provider.shutdown()
+
+
+def test_a_root_that_was_there_before_is_known(spans: Spans) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     root = provider.get_tracer("test").start_span("early")
     spans.roots.attach(provider)
     child = provider.get_tracer("test").start_span("child", trace.set_span_in_context(root))
-    assert spans.ref(child).local_root_id == 0
-    assert spans.ref(root).endpoint == "early"
     assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (id_of(root), "early")
     root.update_name("later")
     assert spans.ref(child).endpoint == "later"
@@ -144,22 +163,23 @@ def test_root_sampled_after_its_end_takes_no_place_of_a_living_one(spans: Spans)
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first(spans: Spans) -> None:
-    sampled, first = spans.start("sampled"), spans.start("first")
-    spans.ref(sampled)
-    first.end()
-    for _ in range(10_000):
-        last = spans.start("last")
-    for _ in range(5000):
-        spans.start("quick").end()
-    sampled.update_name("sampled, later")
-    sampled.end()
-    of_first, of_last = spans.start("child", first), spans.start("child", last)
-    assert spans.roots.endpoint(id_of(sampled)) == "sampled, later"
-    assert (spans.ref(of_first).local_root_id, spans.ref(of_first).endpoint) == (0, "")
-    assert (spans.ref(of_last).local_root_id, spans.ref(of_last).endpoint) == (id_of(last), "last")
-    for _ in range(5000):
-        spans.ref(spans.start("more"))
-    assert spans.roots.endpoint(id_of(sampled)) == ""
+    sampled = [spans.start(f"sampled {number}") for number in range(5000)]
+    for root in sampled:
+        spans.ref(root)
+    assert spans.roots.current_name(id_of(sampled[0])) == ("", True)
+    assert spans.roots.current_name(id_of(sampled[-1])) == ("sampled 4999", False)
+
+
+def test_spans_that_have_ended_are_not_kept(spans: Spans) -> None:
+    root = spans.start("GET")
+    child = spans.start("query", root)
+    ended = weakref.ref(root)
+    spans.ref(child)
+    child.end()
+    root.end()
+    assert spans.roots.current_name(id_of(root)) == ("GET", True)
+    del child, root
+    assert ended() is None
 
 
 class Counting(LocalRootTracker):
