@@ -121,6 +121,11 @@ def clicks(answers: Answers) -> dict[str, Callable[[], Any]]:
         "trace": lambda: answers.trace(whole, trace),
         "flame of a trace": lambda: answers.flame(of_trace, inverted=False),
         "source": lambda: answers.source(whole, name),
+        "all parts of the page of an endpoint": lambda: (
+            answers.flame(endpoint, inverted=False),
+            answers.facets(endpoint),
+            answers.timeline(endpoint, "service"),
+        ),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ class Columns:
     span: Numbers
     weights: Mapping[str, Numbers]
     spans: SpanKeys
+    _sums: dict[str, Numbers] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -55,6 +56,14 @@ class Columns:
         first = 0 if since_ns is None else int(np.searchsorted(self.time_ns, since_ns))
         last = len(self) if until_ns is None else int(np.searchsorted(self.time_ns, until_ns))
         return slice(first, last)
+
+    def sum_facets(self, value: str, rows: slice | Numbers) -> Numbers:
+        """Return the sum of a value in some samples, by the place of their facets; that of all is kept."""
+        if not isinstance(rows, slice) or rows != slice(0, len(self)):
+            return np.bincount(self.facets[rows], self.weights[value][rows])
+        if value not in self._sums:
+            self._sums[value] = np.bincount(self.facets, self.weights[value])
+        return self._sums[value]
 
 
 class ColumnsBuilder:

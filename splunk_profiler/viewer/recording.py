@@ -163,8 +163,7 @@ class Recording:
         Raises:
             ValueError: there is no such facet.
         """
-        of_spans = {name: values for name, values in selection.filters.items() if name in _OF_SPANS}
-        by_facets = self._sum_facets(replace(selection, filters=of_spans))
+        by_facets = self._sum_facets(selection)
         weights = {}
         for name in self.facet_names():
             others = {other: values for other, values in selection.filters.items() if other != name}
@@ -189,13 +188,13 @@ class Recording:
         sums = (
             self._sum_traces(whole, step_ns)
             if facet == TRACE
-            else self._sum_values(facet, self._sum_facets(whole, step_ns))
+            else self._sum_values(facet, self._sum_facets(whole, step_ns) * self._allowed(whole.filters))
         )
         names = [name for name, _ in sums.most_common(_MAX_SERIES)]
         cells = np.zeros((len(names) + 1, buckets))
         edges = start_ns + step_ns * np.arange(buckets + 1)
         for columns, rows in self._rows(whole, step_ns):
-            line, weights = self._ranks(columns, facet, names)[rows], columns.weights[selection.value][rows]
+            line, weights = self._ranks(columns, rows, facet, names), columns.weights[selection.value][rows]
             ends = np.searchsorted(columns.time_ns[rows], edges)
             for bucket in np.flatnonzero(np.diff(ends)).tolist():
                 inside = slice(ends[bucket], ends[bucket + 1])
@@ -246,9 +245,12 @@ class Recording:
         return processes[columns.facets] + len(names) * step
 
     def _sum_facets(self, selection: Selection, step_ns: int = 0) -> Numbers:
+        """Return the weights of a selection by facets, without its filters by these."""
+        of_spans = {name: values for name, values in selection.filters.items() if name in _OF_SPANS}
         sums = np.zeros(len(self.facets))
-        for columns, rows in self._rows(selection, step_ns):
-            sums += np.bincount(columns.facets[rows], columns.weights[selection.value][rows], len(sums))
+        for columns, rows in self._rows(replace(selection, filters=of_spans), step_ns):
+            found = columns.sum_facets(selection.value, rows)
+            sums[: len(found)] += found
         return sums
 
     def _sum_values(self, facet: str, by_facets: Numbers) -> Counter[str]:
@@ -268,16 +270,16 @@ class Recording:
                     weights[trace.decode()] += weight
         return weights
 
-    def _ranks(self, columns: Columns, facet: str, names: Sequence[str]) -> Numbers:
-        """Return for each sample the place of its value among `names`; their number for others."""
+    def _ranks(self, columns: Columns, rows: slice | Numbers, facet: str, names: Sequence[str]) -> Numbers:
+        """Return for each of some samples the place of its value among `names`; their number for others."""
         places = {name: place for place, name in enumerate(names)}
         if facet == TRACE:
             ranks = np.full(len(columns.spans.traces), len(names))
             for name, place in places.items():
                 ranks[columns.spans.traces == name.encode()] = place
-            return ranks[columns.spans.trace_of][columns.span]
+            return ranks[columns.spans.trace_of][columns.span[rows]]
         codes, values = self._codes_of(facet)
-        return np.array([places.get(value, len(names)) for value in values], np.int64)[codes][columns.facets]
+        return np.array([places.get(value, len(names)) for value in values], np.int64)[codes][columns.facets[rows]]
 
     def _allowed(self, filters: Mapping[str, frozenset[str]]) -> Numbers:
         """Return for all facets if the filters let them through.
