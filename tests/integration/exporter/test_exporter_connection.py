@@ -76,8 +76,13 @@ def test_close_sends_what_is_buffered(connection: ExporterConnection) -> None:
     assert connection.close(30)
 
 
+def _connections_with_one_token() -> tuple[ExporterConnection, ExporterConnection]:
+    token = os.urandom(16).hex()
+    return new_connection(token=token), new_connection(token=token)
+
+
 def test_second_process_with_the_token_shares_the_exporter() -> None:
-    connection, other = (new_connection(token="ab" * 16) for _ in range(2))
+    connection, other = _connections_with_one_token()
     pid = exporter_pid(connection)
     assert exporter_pid(other) == pid
     assert other.close(30)
@@ -97,7 +102,7 @@ def test_data_is_kept_while_another_process_starts_the_exporter(connection: Expo
 
 
 def test_close_waits_for_another_process_that_starts_the_exporter() -> None:
-    connection, other = (new_connection(token="ab" * 16) for _ in range(2))
+    connection, other = _connections_with_one_token()
     with socket.socket(socket.AF_UNIX) as starter:
         starter.bind(connection.name)
         assert connection.send(b"drop\n")
@@ -130,7 +135,7 @@ def test_process_that_has_taken_the_name_gets_a_challenge_only(connection: Expor
 
 def test_process_that_has_taken_the_name_and_is_silent_twice_is_left() -> None:
     now_s = time.monotonic()
-    connection = ExporterConnection(_no_launch, "ab" * 16, lambda: now_s)
+    connection = ExporterConnection(_no_launch, os.urandom(16).hex(), lambda: now_s)
     with socket.socket(socket.AF_UNIX) as taker:
         taker.bind(connection.name)
         taker.listen()
@@ -155,7 +160,7 @@ def _no_launch(_descriptor: int, _token: str) -> None:
 
 
 def test_token_of_a_tree_whose_exporter_has_ended_leads_to_a_new_one() -> None:
-    token = "0123456789abcdef" * 2
+    token = os.urandom(16).hex()
     pids = []
     for _ in range(2):
         connection = new_connection(token=token)
@@ -378,7 +383,7 @@ def test_exporter_without_any_connection_ends() -> None:
         connection = new_connection()
         listener.bind(connection.name)
         listener.listen()
-        Launcher(find_interpreter(), FACTORY)(listener.fileno(), "ab" * 16)
+        Launcher(find_interpreter(), FACTORY)(listener.fileno(), os.urandom(16).hex())
     while not (pids := find_exporters(os.getpid())):  # it has no command line for a moment
         assert listens(connection)
     for pid in pids:

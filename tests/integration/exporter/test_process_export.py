@@ -25,7 +25,7 @@ def _no_launch(_descriptor: int, _token: str) -> None:
 
 def test_output_that_only_a_silent_process_has_taken_is_known_to_have_no_exporter() -> None:
     now_s = time.monotonic()
-    connection = ExporterConnection(_no_launch, "cd" * 16, lambda: now_s)
+    connection = ExporterConnection(_no_launch, os.urandom(16).hex(), lambda: now_s)
     output = ProcessExport(connection, lambda: now_s)
     with socket.socket(socket.AF_UNIX) as taker:
         taker.bind(connection.name)

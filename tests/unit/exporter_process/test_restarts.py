@@ -33,7 +33,7 @@ def launch() -> FailingLaunch:
 
 
 def test_launch_is_tried_again_after_growing_pauses(launch: FailingLaunch) -> None:
-    connection = ExporterConnection(launch, "ab" * 16, launch.clock)
+    connection = ExporterConnection(launch, os.urandom(16).hex(), launch.clock)
     for _ in range(800):
         assert not connection.send(b"data")
         launch.now_s += 0.25
@@ -42,7 +42,7 @@ def test_launch_is_tried_again_after_growing_pauses(launch: FailingLaunch) -> No
 
 
 def test_pause_is_short_again_after_a_long_time(launch: FailingLaunch) -> None:
-    connection = ExporterConnection(launch, "ab" * 16, launch.clock)
+    connection = ExporterConnection(launch, os.urandom(16).hex(), launch.clock)
     for pause_s in (0, 1, 2, 4, 100, 1):
         launch.now_s += pause_s
         connection.send(b"")
@@ -52,7 +52,7 @@ def test_pause_is_short_again_after_a_long_time(launch: FailingLaunch) -> None:
 def test_failed_launch_is_said_and_logged_once_a_minute(
     launch: FailingLaunch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection = ExporterConnection(launch, "ab" * 16, launch.clock)
+    connection = ExporterConnection(launch, os.urandom(16).hex(), launch.clock)
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
         for _ in range(480):
             assert not connection.send(b"")
@@ -77,6 +77,6 @@ def test_child_that_is_forked_during_a_launch_closes_the_listener() -> None:
         statuses.append(os.waitpid(child, 0)[1])
         raise PermissionError(f"no process for {descriptor}")
 
-    connection = ExporterConnection(fork, "ab" * 16)
+    connection = ExporterConnection(fork, os.urandom(16).hex())
     assert not connection.send(b"data")
     assert statuses == [0]
