@@ -103,14 +103,14 @@ class ThreadTimes:
             if self._previous_deadline_ns is not None:
                 usage.counts_since_ns = counts_since_ns
         else:
-            used_ns = cpu_ns - usage.cpu_ns if cpu_ns else 0
+            used_ns = max(cpu_ns - usage.cpu_ns, 0)  # a late capture may have read a later clock than this one
         self._usage_by_thread[thread] = usage
         wall_ns = now_ns - usage.charged_until_ns if now_ns > usage.charged_until_ns else 0
         if not usage.is_sampled and usage.counts_since_ns is not None and self._previous_deadline_ns is not None:
             usage.first_age_ns = max(self._captured_ns - usage.charged_until_ns, 0)
             wall_ns = max(wall_ns, now_ns - self._previous_deadline_ns)
         delta = ThreadTimeDelta(wall_ns, used_ns)
-        usage.cpu_ns = cpu_ns or usage.cpu_ns
+        usage.cpu_ns = max(cpu_ns, usage.cpu_ns)
         usage.seen_ns = self._captured_ns
         usage.missing_since_ns = None
         self._missing_threads.discard(thread)
@@ -170,10 +170,11 @@ class ThreadTimes:
         """Return the times of a thread, perhaps of one that seemed to have ended: its absence goes into no sample."""
         usage, ended = self._usage_by_thread.get(thread), self._ended_threads.pop(thread, None)
         found = usage or ended
-        if found is None or 0 < cpu_ns < found.cpu_ns:
+        if found is None:
             return None
-        if start_time is not None and start_time.earliest_ns > found.seen_ns:
-            return None  # another thread with a reused id
+        is_other = 0 < cpu_ns < found.cpu_ns if start_time is None else start_time.earliest_ns > found.seen_ns
+        if is_other:
+            return None  # it has a reused id
         if usage is None and found.is_sampled:
             absence_ns = max((self._previous_deadline_ns or 0) - found.charged_until_ns, 0)
             found.charged_until_ns += absence_ns

@@ -179,6 +179,21 @@ def test_a_thread_whose_clock_could_not_be_read_goes_on_from_where_it_was(world:
     assert world.snapshot(1200, (1, None, 610))[0] == [ThreadTimeDelta(100 * MS, 10 * MS)]
 
 
+def test_a_clock_that_was_read_before_that_of_a_late_snapshot_counts_nothing_twice(world: World) -> None:
+    start = StartTime(1005 * MS, 1015 * MS)
+    world.snapshot(1000)
+    world.cpu_ns += 40 * MS
+    world.snapshot(1050, (1, start, 40))
+    world.cpu_ns -= 2 * MS
+    (sample,), unattributed = world.snapshot(1060, (1, start, 38))
+    assert sample.cpu_ns == 0
+    assert unattributed == (unsampled(0, -2),)
+    world.cpu_ns += 5 * MS
+    (sample,), unattributed = world.snapshot(1070, (1, start, 43))
+    assert sample.cpu_ns == 3 * MS
+    assert unattributed == (unsampled(0, 2),)
+
+
 def test_the_end_brings_what_was_used_since_the_last_snapshot(world: World) -> None:
     world.snapshot(1000, (1, None, 600), (2, None, 0))
     world.snapshot(1100, (1, None, 600))
