@@ -41,7 +41,8 @@ class ContextReader(NamedTuple):
     Attributes:
         span_of: returns the span that is active in an OpenTelemetry context, or None.
         labels_of: turns the value of the user labels' variable into the labels of a sample.
-        endpoint_of: returns the current name of a local root by its span id, and True if it is final.
+        endpoint_of: returns the current name of a local root by its span id, and True if it is final; empty if it is
+            not known any more.
     """
 
     span_of: Callable[[Any], SpanRef | None]
@@ -173,7 +174,7 @@ class StreamRecorder:
         """Record the names of local roots that have changed since samples were taken in them."""
         for root, known in list(self._endpoints.items()):
             name, is_final = self._contexts.endpoint_of(root)
-            if name not in (known, ""):  # an empty one is not known any more
+            if name and name != known:
                 self._endpoints[root] = name
                 self._writer.write(EndpointRecord(root, name))
             if is_final:

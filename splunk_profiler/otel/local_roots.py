@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.context import get_current
+from opentelemetry.context import get_value
 
 from splunk_profiler.model import SpanRef
 from splunk_profiler.otel import spans
@@ -39,13 +39,11 @@ class LocalRootTracker(SpanListener):
         try:
             if is_local_root(span):
                 return
-            parent: Any = (get_current() if parent_context is None else parent_context).get(spans.SPAN_KEY)
-            # Another one if the provider calls its processors on other threads; an attribute, because `__dict__` of a
-            # span makes it larger and slower.
-            if parent is not None and parent.get_span_context() is span.parent:
-                root = _local_root(parent)
-                if root is not None:
-                    setattr(span, ROOT_ATTRIBUTE, root)
+            parent: Any = get_value(spans.SPAN_KEY, parent_context)
+            # It is another one if the provider calls its processors on other threads.
+            root = _local_root(parent) if parent is not None and parent.get_span_context() is span.parent else None
+            if root is not None:
+                setattr(span, ROOT_ATTRIBUTE, root)  # not by `__dict__`, which makes a span larger and slower
         except Exception as error:
             self._guard.note(error)
 
@@ -58,13 +56,16 @@ class LocalRootTracker(SpanListener):
         root = _local_root(span)
         if root is None:
             root_id = self.lookup_published_root(span) or _UNKNOWN_ROOT
-            return SpanRef(ref.trace_id, ref.span_id, ref.trace_flags, root_id, _name(self._sampled_roots.get(root_id)))
-        root_id = root.get_span_context().span_id
-        if root_id not in self._sampled_roots:
-            if len(self._sampled_roots) >= _MAX_SAMPLED:
-                del self._sampled_roots[next(iter(self._sampled_roots))]
-            self._sampled_roots[root_id] = root
+            root = self._sampled_roots.get(root_id)
+        else:
+            root_id = root.get_span_context().span_id
+            self._keep(root_id, root)
         return SpanRef(ref.trace_id, ref.span_id, ref.trace_flags, root_id, _name(root))
+
+    def _keep(self, root_id: int, root: Any) -> None:
+        if root_id not in self._sampled_roots and len(self._sampled_roots) >= _MAX_SAMPLED:
+            del self._sampled_roots[next(iter(self._sampled_roots))]
+        self._sampled_roots[root_id] = root
 
     def current_name(self, root_id: int) -> tuple[str, bool]:
         """Return the name of a sampled span's local root, and True if it is final; empty if it is not known any more.
