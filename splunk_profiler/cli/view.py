@@ -21,6 +21,7 @@ from splunk_profiler.system.private_files import make_private, open_private
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import NEVER_NS, ClickHouse
 from splunk_profiler.viewer.clickhouse_client import is_address
+from splunk_profiler.viewer.clickhouse_tables import LOGS
 from splunk_profiler.viewer.database import is_database
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
@@ -73,6 +74,13 @@ from splunk_profiler.viewer.store_writer import StoreWriter
     help="Show the hours before this time, as 2026-11-20T14:30 in this machine's zone; of ClickHouse only.",
 )
 @click.option("--service", default="", metavar="NAME", help="Show this service alone; of ClickHouse only.")
+@click.option(
+    "--table",
+    default=LOGS,
+    show_default=True,
+    metavar="NAME",
+    help="ClickHouse's table of logs, or of what eBPF profilers send: otel_profiles.",
+)
 def view(  # noqa: PLR0917
     source: str,
     host: str,
@@ -84,6 +92,7 @@ def view(  # noqa: PLR0917
     last_hours: int,
     until: datetime | None,
     service: str,
+    table: str,
 ) -> None:
     """Show the profiles saved in SOURCE in a browser.
 
@@ -106,7 +115,9 @@ def view(  # noqa: PLR0917
     shown: Source
     if is_address(source):
         until_ns = NEVER_NS if until is None else int(until.timestamp()) * 10**9
-        shown = ClickHouse(source, environment(), last_hours=last_hours, service=service, until_ns=until_ns)
+        shown = ClickHouse(
+            source, environment(), last_hours=last_hours, service=service, table=table, until_ns=until_ns
+        )
     else:
         shown = open_files(Path(source))
     answers = Answers(shown)

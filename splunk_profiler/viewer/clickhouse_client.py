@@ -16,7 +16,7 @@ from splunk_profiler.viewer.otlp_files import SourceError
 SCHEMES = {"clickhouse": ("http", 8123), "clickhouses": ("https", 8443)}
 _TIMEOUT_S = 120.0
 _MAX_ERROR_BYTES = 4096
-_UNKNOWN_DATABASE, _UNKNOWN_TABLE, _TOO_SLOW = "81", "60", "159"
+_UNKNOWN_DATABASE, _TOO_SLOW = "81", "159"
 _WRONG_PASSWORD = {"193", "194", "516"}
 _ERROR = re.compile(r"^Code: (\d+)\. DB::Exception.*", re.MULTILINE)
 
@@ -133,8 +133,6 @@ class ClickHouseClient:
             return f"{name} refuses the user {self._server.user}: set CLICKHOUSE_USER and CLICKHOUSE_PASSWORD"
         if code == _UNKNOWN_DATABASE:
             return f"{name}: there is no such database"
-        if code == _UNKNOWN_TABLE:
-            return f"{name} has no table otel_logs: the Collector makes it with the first logs"
         if code == _TOO_SLOW:
             return f"{name}: a question took longer than the server allows; choose fewer hours with --last-hours"
         return f"{name} answers {status}: {said}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.dumps import Dump, parse
@@ -70,6 +70,13 @@ def sender_of(resource: dict[str, Any]) -> Sender:
     return make_sender(*(str(described.get(name, "")) for name in names))
 
 
+class Stack(NamedTuple):
+    """A stack: its place in the table, and whose code its leaf is."""
+
+    place: int
+    code: str
+
+
 class RecordReader:
     """Reads into `recording`.
 
@@ -81,7 +88,7 @@ class RecordReader:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.unread = 0
-        self._stacks: dict[bytes, tuple[int, str]] = {}  # by the digest of their text
+        self._stacks: dict[bytes, Stack] = {}  # by the digest of their text
         self.span_names: dict[SpanKey, str] = {}
         self._nameless: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
 
@@ -167,13 +174,35 @@ class RecordReader:
             DumpError: the body is not a call stack.
         """
         dump = parse(body)
-        stack, code = self._stack_of(body.partition("\n")[2], dump)
+        stack = self._stack_of(body.partition("\n")[2], dump)
+        state = "running" if dump.running else "waiting"
+        self.recording.units.update(_TEXT_UNITS)
+        self.add_stack(
+            sender, stack, time_ns, weights, thread=dump.thread_name, state=state, span=span, span_name=span_name
+        )
+
+    def add_stack(
+        self,
+        sender: Sender,
+        stack: Stack,
+        time_ns: int,
+        weights: dict[str, int],
+        *,
+        thread: str,
+        state: str,
+        span: SpanKey,
+        span_name: str = "",
+    ) -> None:
+        """Read a sample of a stack that `stack` has returned; the units of its weights are known."""
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
         name = span_name or self._span_name((trace_id, span_id))
-        state = "running" if dump.running else "waiting"
-        facets = Facets(*sender, name, dump.thread_name, code, state, span=name)
-        self.recording.units.update(_TEXT_UNITS)
-        self._add(Sample(time_ns, stack, self.recording.facets_id(facets), weights, (trace_id, span_id)))
+        facets = Facets(*sender, name, thread, stack.code, state, span=name)
+        self._add(Sample(time_ns, stack.place, self.recording.facets_id(facets), weights, (trace_id, span_id)))
+
+    def stack(self, places: Sequence[Place]) -> Stack:
+        """Return a stack of these places, leaf first."""
+        packed = b"".join(map(self._pack, reversed(places)))
+        return Stack(self.recording.stacks.place(packed), places[0].kind if places else "")
 
     def _span_name(self, span: SpanKey) -> str:
         return self.span_names.get(span, UNKNOWN_SPAN) if span[1] else OUTSIDE
@@ -183,16 +212,16 @@ class RecordReader:
         if self.recording.facets[sample.facets].span == UNKNOWN_SPAN and sample.span[1]:
             self._nameless.setdefault(sample.span, []).append(place)
 
-    def _stack_of(self, text: str, dump: Dump) -> tuple[int, str]:
-        """Return the stack of a text, and whose code its leaf is; equal texts are read once."""
+    def _stack_of(self, text: str, dump: Dump) -> Stack:
+        """Return the stack of a text; equal texts are read once."""
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         if digest not in self._stacks:
-            calls = dump.calls
-            places = [
-                Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", "")) for call in calls
-            ]
-            stack = self.recording.stacks.place(b"".join(map(self._pack, reversed(places))))
-            self._stacks[digest] = stack, places[0].kind if places else ""
+            self._stacks[digest] = self.stack(
+                [
+                    Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
+                    for call in dump.calls
+                ]
+            )
         return self._stacks[digest]
 
     def _pack(self, place: Place) -> bytes:

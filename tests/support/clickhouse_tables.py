@@ -76,6 +76,30 @@ class Database:
                 " ORDER BY (ServiceName, SpanName, toDateTime(Timestamp), Timestamp)"
             )
 
+    def make_profiles(self) -> None:
+        """Make the table of profiles."""
+        kinds = {
+            "DateTime64(9)": ["Timestamp"],
+            "LowCardinality(String)": ["SampleType", "SampleUnit", "ServiceName", "PeriodType", "PeriodUnit"],
+            MAP: ["ResourceAttributes", "ProfileAttributes", "SampleAttributes"],
+            "String": ["ProfileId", "ScopeName", "ScopeVersion", "TraceId", "SpanId"],
+            "UInt64": ["StackHash", "DurationNano"],
+            "Int64": ["Period"],
+            "Array(LowCardinality(String))": ["FunctionNames", "FileNames", "MappingFileNames"],
+            "Array(Int32)": ["LineNumbers"],
+            "Array(Int64)": ["Values"],
+            "Array(UInt64)": ["Addresses", "TimestampsUnixNano"],
+        }
+        columns = ", ".join(f"{name} {kind}" for kind, names in kinds.items() for name in names)
+        self.do(
+            f"CREATE TABLE otel_profiles ({columns}) ENGINE = MergeTree PARTITION BY toDate(Timestamp)"
+            " ORDER BY (ServiceName, SampleType, toDateTime(Timestamp))"
+        )
+
+    def insert_rows(self, table: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Insert rows as they are in the table."""
+        self.do(f"INSERT INTO {table} FORMAT JSONEachRow\n" + "\n".join(map(json.dumps, rows)))
+
     def insert(self, lines: Iterable[str]) -> None:
         """Insert requests of OTLP/JSON."""
         rows: dict[str, list[dict[str, Any]]] = {"otel_logs": [], "otel_traces": []}
@@ -87,7 +111,7 @@ class Database:
                 rows["otel_traces"] += _spans(resource)
         for table, found in rows.items():
             if found:
-                self.do(f"INSERT INTO {table} FORMAT JSONEachRow\n" + "\n".join(map(json.dumps, found)))
+                self.insert_rows(table, found)
 
 
 @contextmanager
@@ -112,7 +136,7 @@ def _logs(resource: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for scope in resource.get("scopeLogs", ()):
         for record in scope.get("logRecords", ()):
             yield {
-                "Timestamp": _time(record.get("timeUnixNano", "0")),
+                "Timestamp": time_text(record.get("timeUnixNano", "0")),
                 "TraceId": record.get("traceId", ""),
                 "SpanId": record.get("spanId", ""),
                 "SeverityText": record.get("severityText", ""),
@@ -130,7 +154,7 @@ def _spans(resource: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for span in scope.get("spans", ()):
             start_ns, end_ns = int(span.get("startTimeUnixNano", 0)), int(span.get("endTimeUnixNano", 0))
             yield {
-                "Timestamp": _time(start_ns),
+                "Timestamp": time_text(start_ns),
                 "TraceId": span["traceId"],
                 "SpanId": span["spanId"],
                 "ParentSpanId": span.get("parentSpanId", ""),
@@ -151,6 +175,7 @@ def _text(value: dict[str, Any]) -> str:
     return str(next(iter(value.values()), ""))
 
 
-def _time(nanoseconds: str | int) -> str:
+def time_text(nanoseconds: str | int) -> str:
+    """Return a time as the engine reads it."""
     seconds, rest = divmod(int(nanoseconds), 10**9)
     return f"{seconds}.{rest:09d}"

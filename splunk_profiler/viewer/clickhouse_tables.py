@@ -1,0 +1,202 @@
+"""Questions about samples to the tables that the Collector's exporter writes to ClickHouse: what all of them share.
+
+Equal samples of a thread in a step of time are counted there, and are one row. Only the heaviest traces keep their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows
+from splunk_profiler.viewer.model import HOUR_NS, UNKNOWN_SPAN
+from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.profile_messages import OUTSIDE
+from splunk_profiler.viewer.records import RecordReader
+
+MAX_ROWS = 1_000_000
+LOGS, SPANS = "otel_logs", "otel_traces"  # names of tables, as the exporter has them if it is not told others
+SPANS_BEFORE_NS = HOUR_NS  # a span may have begun so long before its samples
+_MAX_TRACES = 100
+
+Columns = dict[str, str]  # types by name
+Parameters = dict[str, str | int]
+
+
+class Period(NamedTuple):
+    """Times from `since_ns` until before `until_ns`."""
+
+    since_ns: int
+    until_ns: int
+
+
+class Chosen(NamedTuple):
+    """What is read of a table: one service if it is named, equal samples of `step_ns` together."""
+
+    service: str
+    step_ns: int
+
+
+class Question(NamedTuple):
+    """What selects rows, which have the name `r`, and the parameters of that."""
+
+    condition: str
+    parameters: Parameters
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rows that were read.
+
+    Attributes:
+        left_out: how many older records there are.
+        is_named: samples have the names of their spans, as far as the database has them.
+    """
+
+    rows: Rows
+    left_out: int = field(default=0, kw_only=True)
+    is_named: ClassVar[bool] = True
+
+    def __bool__(self) -> bool:
+        return len(self.rows) > 0
+
+    def add_to(self, reader: RecordReader) -> None:
+        """Add the samples; records that are none are counted as unread."""
+        raise NotImplementedError
+
+
+class SampleTable:
+    """A table with samples.
+
+    Attributes:
+        name: of the table.
+        content: what it has, as errors say it.
+    """
+
+    content: str
+
+    def __init__(
+        self, client: ClickHouseClient, name: str, columns: Columns, span_columns: Columns, chosen: Chosen
+    ) -> None:
+        self.name = name
+        self._client = client
+        self._columns = columns
+        self._has_spans = bool(span_columns)
+        self._chosen = chosen
+
+    def ask(self, period: Period, trace: str = "") -> list[Found]:
+        """Return the samples of a period, or those of a trace in it.
+
+        Raises:
+            SourceError: the database cannot be asked, or has too many different ones.
+        """
+        raise NotImplementedError
+
+    def newest_ns(self, period: Period) -> int:
+        """Return the time of the newest record of a period; 0 without one."""
+        condition, parameters = self._scope(period)
+        question = f"SELECT max(toUnixTimestamp64Nano(r.Timestamp)) FROM {self.name} AS r WHERE {condition}"
+        ((newest_ns,),) = self._client.rows(question, **parameters)
+        return int(newest_ns)
+
+    def _scope(self, period: Period) -> Question:
+        """Return what selects the records of a period."""
+        conditions = [
+            "r.Timestamp >= fromUnixTimestamp64Nano({since:Int64})",
+            "r.Timestamp < fromUnixTimestamp64Nano({until:Int64})",
+        ]
+        parameters: Parameters = {"since": period.since_ns, "until": period.until_ns}
+        if self._chosen.service:
+            conditions.append("r.ServiceName = {service:String}")
+            parameters["service"] = self._chosen.service
+        return Question(" AND ".join(conditions), parameters)
+
+    def _count(
+        self,
+        question: Question,
+        period: Period,
+        trace: str,
+        *,
+        stack: Sequence[str],
+        columns: Sequence[str],
+        sums: Sequence[str],
+    ) -> tuple[Rows, Rows]:
+        """Return samples counted by step, sender, span and stack, and the stacks by their hash.
+
+        The columns of the first are the step, the four of the sender, the name of the span, if its ids are kept, the
+        ids of trace and span, the hash, `columns` and `sums`; those of the second are the hash and those of `stack`.
+        """
+        condition, parameters = question
+        if trace:
+            condition, parameters = f"{condition} AND r.TraceId = {{trace:String}}", {**parameters, "trace": trace}
+            kept = "1"
+        else:
+            kept = (
+                f"r.TraceId IN (SELECT r.TraceId FROM {self.name} AS r WHERE {condition} AND r.TraceId != ''"
+                f" GROUP BY r.TraceId ORDER BY count() DESC LIMIT {_MAX_TRACES})"
+            )
+        step_ns, hash_of = self._chosen.step_ns, f"cityHash64({', '.join(stack)})"
+        counted = [
+            f"intDiv(toUnixTimestamp64Nano(r.Timestamp), {step_ns}) * {step_ns} AS step",
+            *self._sender(),
+            f"{self._span_name()} AS span_name",
+            f"{kept} AS is_kept",
+            "if(is_kept, r.TraceId, '') AS trace",
+            "if(is_kept, r.SpanId, '') AS span",
+            f"{hash_of} AS hash",
+            *columns,
+            *sums,
+        ]
+        join, more = self._join(period)
+        rows = self._client.rows(
+            f"SELECT {', '.join(counted)} FROM {self.name} AS r {join} WHERE {condition}"
+            f" GROUP BY ALL LIMIT {MAX_ROWS + 1}",
+            **parameters,
+            **more,
+        )
+        if len(rows) > MAX_ROWS:
+            raise SourceError(
+                f"there are more than {MAX_ROWS} different samples in {self.name}:"
+                " choose fewer hours with --last-hours, or one service with --service"
+            )
+        # Stacks are asked for after the counts: those of records that came in between are there as well.
+        stacks = self._client.rows(
+            f"SELECT {hash_of} AS hash, {', '.join(f'any({column})' for column in stack)} FROM {self.name} AS r"
+            f" WHERE {condition} GROUP BY hash LIMIT {MAX_ROWS}",
+            **parameters,
+        )
+        return rows, stacks
+
+    def _join(self, period: Period) -> Question:
+        """Return what finds the spans of samples, which have the name `s`, if there is a table of them."""
+        if not self._has_spans:
+            return Question("", {})
+        return Question(
+            f"ANY LEFT JOIN (SELECT TraceId, SpanId, SpanName FROM {SPANS}"
+            " WHERE Timestamp >= fromUnixTimestamp64Nano({spans_since:Int64})"
+            " AND Timestamp < fromUnixTimestamp64Nano({until:Int64})) AS s"
+            " ON r.TraceId = s.TraceId AND r.SpanId = s.SpanId",
+            {"spans_since": max(0, period.since_ns - SPANS_BEFORE_NS)},
+        )
+
+    def _span_name(self) -> str:
+        """Return the name of the span of a sample as a column."""
+        name = f"if(s.SpanName = '', '{UNKNOWN_SPAN}', s.SpanName)" if self._has_spans else f"'{UNKNOWN_SPAN}'"
+        return f"if(trimLeft(replaceAll(r.SpanId, '0', ' ')) = '', '{OUTSIDE}', {name})"
+
+    def _sender(self) -> tuple[str, ...]:
+        """Return service, version, host and process as columns."""
+        names = ("service.version", "host.name", "process.pid")
+        return "r.ServiceName", *(self._attribute("ResourceAttributes", name) for name in names)
+
+    def _attribute(self, column: str, name: str) -> str:
+        """Return an attribute of a sample as text."""
+        return attribute(f"r.{column}", name, self._columns.get(column, ""))
+
+
+def attribute(column: str, name: str, kind: str) -> str:
+    """Return an attribute as text: of a map, or of JSON, as the type of the column is."""
+    if kind.startswith("JSON"):
+        return f"toString({column}.{'.'.join(f'`{part}`' for part in name.split('.'))})"
+    return f"{column}['{name}']"
