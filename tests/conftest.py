@@ -14,11 +14,14 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import opentelemetry.context as otel_context
 import pytest
+from clickhouse_tables import Database, run_server
 from datadog_agent import NotInstallableError
 from destinations import Destination, datadog, pprof, text
 from hypothesis import HealthCheck, settings
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from own_memory import InstalledPublisher, OwnMemory  # they need the extension, which is not built everywhere
 
 
+_databases = count()
 _BLOCKED = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before any module of tests
 
 # The time that an example takes depends on the load of the machine.
@@ -167,3 +171,18 @@ def nothing_is_left_behind() -> Iterator[None]:
     while _sockets() - sockets and time.monotonic() < deadline:
         os.sched_yield()
     assert not _sockets() - sockets, "the test left sockets open"
+
+
+@pytest.fixture(scope="session")
+def clickhouse_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a server with ClickHouse's engine."""
+    if find_spec("chdb") is None:  # to import it blocks SIGPIPE
+        pytest.skip("chDB is not to be had here")
+    with run_server(tmp_path_factory.mktemp("clickhouse")) as port:
+        yield port
+
+
+@pytest.fixture
+def database(clickhouse_port: int) -> Database:
+    """An empty database of ClickHouse."""
+    return Database(clickhouse_port, f"otel_{next(_databases)}")
