@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from operator import is_
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,8 +33,14 @@ _MAX_SERIES = 8
 _MAX_VALUES = 100  # of a facet
 _MAX_LABELS = 20  # that are shown as facets
 _MAX_TRACES = 200  # of each part of a source, that are shown
+_KEPT_WEIGHTS = 4  # of the last selections and what they are compared with
 _OF_SPANS = frozenset({TRACE, SPAN_ID})
 IN_USE = "inuse_"  # begins values that say what is, not what was added: those of the last profile count
+
+
+_Rows = tuple[Columns, slice | Numbers]
+_Question = TypeVar("_Question")
+_Answer = TypeVar("_Answer")
 
 
 class Place(NamedTuple):
@@ -41,6 +48,26 @@ class Place(NamedTuple):
 
     builder: ColumnsBuilder
     row: int
+
+
+class _Latest(Generic[_Question, _Answer]):
+    """The last answers about samples, as long as these are the same: a click asks again what others have asked."""
+
+    def __init__(self, size: int) -> None:
+        self._answers: deque[tuple[_Question, _Answer]] = deque(maxlen=size)
+        self._about: list[Columns] = []
+
+    def get(self, about: list[Columns], question: _Question, answer: Callable[[_Question], _Answer]) -> _Answer:
+        """Return what `answer` has returned or returns to a question about samples."""
+        if len(about) != len(self._about) or not all(map(is_, about, self._about)):
+            self._answers.clear()
+            self._about = about
+        for asked, found in self._answers:
+            if asked == question:
+                return found
+        found = answer(question)
+        self._answers.append((question, found))
+        return found
 
 
 class Recording:
@@ -67,6 +94,8 @@ class Recording:
         self._builders: dict[tuple[str, ...], ColumnsBuilder] = {}
         self._function_ids: dict[tuple[str, str], int] = {}
         self._facet_ids: dict[Facets, int] = {}
+        self._last_rows = _Latest[tuple[Selection, int], list[_Rows]](1)  # they are as many as there are samples
+        self._last_weights = _Latest[tuple[Selection, int], Numbers](_KEPT_WEIGHTS)
         self._codes: dict[str, tuple[array[int], dict[str, int]]] = {}
 
     def function_id(self, name: str, file: str, kind: str) -> int:
@@ -139,10 +168,7 @@ class Recording:
         Raises:
             ValueError: there is no such facet.
         """
-        sums = np.zeros(len(self.stacks))
-        for columns, rows in self._rows(selection):
-            sums += np.bincount(columns.stack[rows], columns.weights[selection.value][rows], len(sums))
-        return sums
+        return self._last_weights.get(self.columns(), (selection, len(self.stacks)), self._sum_stacks)
 
     def ends_ns(self, selection: Selection) -> tuple[int, int]:
         """Return when a selection begins and ends; without times of its own it is of the whole period."""
@@ -212,8 +238,19 @@ class Recording:
                 weights[columns.spans.ids[place].decode()] += round(sums[place])
         return weights
 
-    def _rows(self, selection: Selection, step_ns: int = 0) -> Iterator[tuple[Columns, slice | Numbers]]:
-        """Yield the samples of a selection; of what is in use those of each process's last profile in each step."""
+    def _sum_stacks(self, question: tuple[Selection, int]) -> Numbers:
+        selection, count = question
+        sums = np.zeros(count)
+        for columns, rows in self._rows(selection):
+            sums += np.bincount(columns.stack[rows], columns.weights[selection.value][rows], count)
+        return sums
+
+    def _rows(self, selection: Selection, step_ns: int = 0) -> list[_Rows]:
+        """Return the samples of a selection; of what is in use those of each process's last profile in each step."""
+        step_ns = step_ns if selection.value.startswith(IN_USE) else 0
+        return self._last_rows.get(self.columns(), (selection, step_ns), lambda question: [*self._find_rows(*question)])
+
+    def _find_rows(self, selection: Selection, step_ns: int) -> Iterator[_Rows]:
         allowed = self._allowed(selection.filters)
         last = self._last_profiles(selection, step_ns) if selection.value.startswith(IN_USE) else None
         for columns in self.columns():
@@ -248,7 +285,7 @@ class Recording:
         """Return the weights of a selection by facets, without its filters by these."""
         of_spans = {name: values for name, values in selection.filters.items() if name in _OF_SPANS}
         sums = np.zeros(len(self.facets))
-        for columns, rows in self._rows(replace(selection, filters=of_spans), step_ns):
+        for columns, rows in self._find_rows(replace(selection, filters=of_spans), step_ns):
             found = columns.sum_facets(selection.value, rows)
             sums[: len(found)] += found
         return sums

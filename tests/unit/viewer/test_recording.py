@@ -66,6 +66,32 @@ def test_a_timeline_shows_the_heaviest_values_and_sums_up_the_others() -> None:
     assert series[-1].weights == [0, 0, 0, 0, 92 + 91]
 
 
+def test_answers_are_about_the_samples_that_there_are_now() -> None:
+    found = recording((10, "1", "a", {"cpu": 1}), (20, "2", "b", {"cpu": 2}))
+    chosen = Selection("cpu", filters={"endpoint": frozenset({"a"})})
+
+    def answers() -> tuple[int, int, list[int]]:
+        assert len(found.weights(chosen)) == len(found.stacks)
+        return (
+            total(found, Selection("cpu")),
+            total(found, chosen),
+            found.timeline(chosen, "process", 1).series[0].weights,
+        )
+
+    assert answers() == answers() == (3, 1, [1])
+    place = found.add(Sample(30, 0, 0, {"cpu": 4}))
+    assert answers() == answers() == (7, 5, [5])
+    found.stacks.place(b"12345678")  # of no sample
+    assert answers() == (7, 5, [5])
+    found.name_span(place, "SELECT")
+    assert total(found, Selection("cpu", filters={"span": frozenset({"SELECT"})})) == 4
+    found.loaded = found.columns()
+    found.clear_added()
+    assert answers() == (7, 5, [5])
+    found.loaded = []
+    assert total(found, Selection("cpu")) == total(found, chosen) == 0
+
+
 def test_nothing_recorded_has_an_empty_timeline() -> None:
     assert not Recording().timeline(Selection("cpu"), "service", 10).series
 
