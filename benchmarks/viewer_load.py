@@ -1,9 +1,10 @@
 """Time of a click in the viewer on a store of ten million samples, in SQL, and in columns as `view` has them.
 
 A week of one service: 200,000 distinct stacks of 10 to 60 frames, 8 endpoints, 40 threads, 4 processes, a third of the
-samples in 500,000 traces. The answers are made as for the page, JSON included, but not sent. What the viewer keeps of
-earlier answers is pushed out before each click, but for the selection that it comes from. The same samples as rows of
-SQLite and, where it is installed, of DuckDB answer one question only: the weights of all stacks of an endpoint.
+samples in 500,000 traces, the spans of those of the last two days. The answers are made as for the page, JSON included,
+but not sent. What the viewer keeps of earlier answers is pushed out before each click, but for the selection that it
+comes from. The same samples as rows of SQLite and, where it is installed, of DuckDB answer one question only: the
+weights of all stacks of an endpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from splunk_profiler.viewer.store_writer import StoreWriter
 
 SAMPLES, FUNCTIONS, SPANS_PER_TRACE = 10_000_000, 20_000, 2
 SAMPLES_PER_STACK, SAMPLES_PER_TRACE = 50, 20
+DAYS_OF_SPANS = 2  # as long as a store keeps them, if it is not told otherwise
 ENDPOINTS, THREADS, PROCESSES = 8, 40, 4
 END_NS = 1_800_000_000_000_000_000
 WEEK_NS = 7 * DAY_NS
@@ -64,7 +67,7 @@ def add_stacks(recording: Recording, chosen: np.random.Generator, count: int) ->
 
 
 def fill(recording: Recording, samples: int) -> None:
-    """Add the samples, their facets and the spans of a hundred traces."""
+    """Add the samples, their facets and the spans of the last days."""
     chosen = np.random.default_rng(7)
     stacks, trace_count = samples // SAMPLES_PER_STACK, samples // SAMPLES_PER_TRACE
     add_stacks(recording, chosen, stacks)
@@ -95,10 +98,16 @@ def fill(recording: Recording, samples: int) -> None:
         SpanKeys(traces, trace_of, ids),
     )
     recording.loaded.append(columns)
-    for trace in range(1, 101):
-        keys = [f"{place:016x}" for place in range((trace - 1) * SPANS_PER_TRACE + 1, trace * SPANS_PER_TRACE + 1)]
-        spans = [Span(key, "", SELECTED, "shop", int(times[0]), int(times[0]) + 10**9, ()) for key in keys]
-        recording.spans[f"{trace:032x}"] = {span.id: span for span in spans}
+    per_trace_ns = WEEK_NS // trace_count
+    for trace in range(trace_count - trace_count * DAYS_OF_SPANS // 7, trace_count):
+        first = trace * SPANS_PER_TRACE + 1
+        keys = [f"{place:016x}" for place in range(first, first + SPANS_PER_TRACE)]
+        start_ns, name = int(times[0]) + trace * per_trace_ns, f"GET /{trace % ENDPOINTS}"
+        spans = [
+            Span(key, parent, name, "shop", start_ns, start_ns + per_trace_ns, ())
+            for key, parent in zip(keys, ["", *keys[:-1]], strict=True)
+        ]
+        recording.spans[f"{trace + 1:032x}"] = {span.id: span for span in spans}
 
 
 def of_endpoint(name: str) -> Selection:
@@ -115,12 +124,12 @@ def page(answers: Answers, selection: Selection, baseline: Baseline | None = Non
     )
 
 
-def clicks(answers: Answers) -> dict[str, Callable[[], Any]]:
+def clicks(answers: Answers, trace: str) -> dict[str, Callable[[], Any]]:
     """Return what the page asks for, by name."""
     whole = Selection("wall")
     endpoint = of_endpoint(SELECTED)
     day = Selection("wall", END_NS - DAY_NS, END_NS)
-    trace = f"{7:032x}"
+    endpoint_of_day, other_of_day = (replace(day, filters=of_endpoint(name).filters) for name in (SELECTED, "GET /0"))
     of_trace = Selection("wall", filters={"trace": frozenset({trace})})
     name = "shop.part0.Part.step_0", "/srv/shop/part0.py"
     return {
@@ -131,6 +140,9 @@ def clicks(answers: Answers) -> dict[str, Callable[[], Any]]:
         "inverted": lambda: answers.flame(whole, inverted=True),
         "callers": lambda: answers.flame(whole, inverted=True, function=name),
         "difference": lambda: answers.flame(endpoint, inverted=False, baseline=Baseline(whole, "share")),
+        "difference by requests": lambda: answers.flame(
+            endpoint_of_day, inverted=False, baseline=Baseline(other_of_day, "requests")
+        ),
         "top": lambda: answers.top(whole, ""),
         "facets": lambda: answers.facets(whole),
         "facets of an endpoint": lambda: answers.facets(endpoint),
@@ -204,6 +216,7 @@ def measure(quick: bool) -> Iterator[Result]:
         for name, found, size in sql_times(recording, Path(directory), rounds):
             details = {"MB": size // 10**6}
             yield Result(f"{name}: weights of the stacks of an endpoint", median(found), "ms", details=details)
+        last_trace = max(recording.spans)
         del recording
         started = time.perf_counter()
         store = LiveStore(path)
@@ -212,7 +225,7 @@ def measure(quick: bool) -> Iterator[Result]:
         weights = lambda: store.recording.weights(of_endpoint(SELECTED)).sum()  # noqa: E731
         medians = {
             name: statistics.median(times_ms(question, rounds, partial(come_to, name, answers)))
-            for name, question in clicks(answers).items()
+            for name, question in clicks(answers, last_trace).items()
         }
         yield Result(
             "slowest click in the viewer",

@@ -2,6 +2,7 @@
 
 Samples are in parts of an hour, or of a day once they are summed by minute; what they refer to is in tables, once. Text
 is in JSON, since names may have lone surrogates. Requests wait in a table of their own until they are made into parts.
+`stored_spans` has what is done with spans.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from splunk_profiler.system.private_files import make_private, open_private
-from splunk_profiler.viewer.columns import is_span_key
-from splunk_profiler.viewer.model import Facets, Span, SpanKey
+from splunk_profiler.viewer import stored_spans
+from splunk_profiler.viewer.model import Facets
 from splunk_profiler.viewer.otlp_files import SourceError
 
-FORMAT = 1
+FORMAT = 2
 _APPLICATION = 0x53505053
 _MAGIC = b"SQLite format 3\0"
 _BUSY_S = 30.0
@@ -40,6 +41,7 @@ CREATE TABLE parts (
 CREATE TABLE unread (count INTEGER);
 CREATE INDEX parts_by_time ON parts (until_ns);
 CREATE INDEX spans_by_time ON spans (end_ns);
+{stored_spans.SCHEMA}
 PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {FORMAT};
 COMMIT;
@@ -103,7 +105,10 @@ def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
         try:
             if is_new:
                 connection.executescript(_SCHEMA)
-            _check(connection, path)
+            if _check(connection, path) < FORMAT:
+                with transaction(connection):
+                    stored_spans.upgrade(connection)
+                    connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
         except BaseException:
             connection.close()
@@ -122,20 +127,16 @@ def explained(path: Path) -> Iterator[None]:
         raise damaged(path, error) from None
 
 
-def read_span_names(connection: sqlite3.Connection, keys: Iterable[SpanKey]) -> dict[SpanKey, str]:
-    """Return the names of those spans that the store has."""
-    found = {}
-    for key in keys:
-        if is_span_key(key):
-            for (content,) in connection.execute("SELECT content FROM spans WHERE trace = ? AND id = ?", key):
-                found[key] = read_span(content).name
-    return found
-
-
-def read_span(content: str) -> Span:
-    """Return a span from its JSON."""
-    span = Span(*json.loads(content))
-    return span._replace(host_stacks=tuple(span.host_stacks))
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Do all of the block, or nothing if it raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
 
 
 def read_facets(content: str) -> Facets:
@@ -149,10 +150,12 @@ def damaged(path: Path, error: Exception) -> SourceError:
     return SourceError(f"{path} is damaged ({error}); what is whole in it: sqlite3 {path} .recover")
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def _check(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the format; raise `SourceError` if it is not known."""
     ((application,),) = connection.execute("PRAGMA application_id")
     ((version,),) = connection.execute("PRAGMA user_version")
     if application != _APPLICATION:
         raise SourceError(f"{path} is a database of something else; name another file")
     if version > FORMAT:
         raise SourceError(f"{path} has format {version}, this version reads {FORMAT}: install a newer splunk-profiler")
+    return int(version)

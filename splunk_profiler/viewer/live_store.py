@@ -12,20 +12,14 @@ from typing import Any
 import numpy as np
 
 from splunk_profiler.viewer.columns import Columns, is_span_key
-from splunk_profiler.viewer.database import (
-    damaged,
-    explained,
-    open_for_reading,
-    read_facets,
-    read_span,
-    read_span_names,
-)
+from splunk_profiler.viewer.database import damaged, explained, open_for_reading, read_facets
 from splunk_profiler.viewer.model import Selection, Span
 from splunk_profiler.viewer.parts import unpack
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
-from splunk_profiler.viewer.source import Source, count_requests
+from splunk_profiler.viewer.source import Source
 from splunk_profiler.viewer.stacks import Numbers
+from splunk_profiler.viewer.stored_spans import count_stored_requests, read_span_names, read_spans
 
 
 class LiveStore(Source):
@@ -74,18 +68,13 @@ class LiveStore(Source):
         if not is_span_key((trace, "")):
             return []
         with explained(self.path):
-            rows = self._connection.execute("SELECT content FROM spans WHERE trace = ?", (trace,)).fetchall()
-        stored = {span.id: span for span in (read_span(content) for (content,) in rows)}
+            stored = read_spans(self._connection, trace)
         return list({**stored, **self.recording.spans.get(trace, {})}.values())
 
     def count_requests(self, selection: Selection) -> int:
         """Return the requests of a selection: see `Source`."""
-        query = "SELECT trace, id, content FROM spans WHERE end_ns >= ?"  # what begins later ends later
-        spans: dict[str, dict[str, Span]] = {trace: dict(found) for trace, found in self.recording.spans.items()}
         with explained(self.path):
-            for trace, span, content in self._connection.execute(query, (selection.since_ns or 0,)):
-                spans.setdefault(trace, {})[span] = read_span(content)
-        return count_requests(spans, selection)
+            return count_stored_requests(self._connection, selection, self.recording.spans)
 
     def _read(self) -> None:
         add = self.recording

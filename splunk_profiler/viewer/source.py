@@ -61,11 +61,16 @@ def count_requests(spans: Mapping[str, Mapping[str, Span]], selection: Selection
         since_ns <= span.start_ns < until_ns
         and span.service in filters.get("service", {span.service})
         and span.name in filters.get("endpoint", {span.name})
-        and (span.parent not in of_trace or of_trace[span.parent].service != span.service)
         for trace, of_trace in spans.items()
         if trace in filters.get(TRACE, {trace})
-        for span in of_trace.values()
+        for span in first_spans(of_trace)
     )
+
+
+def first_spans(of_trace: Mapping[str, Span]) -> list[Span]:
+    """Return the spans of a trace, by their id, that have no parent in their own service."""
+    parents = ((span, of_trace.get(span.parent)) for span in of_trace.values())
+    return [span for span, parent in parents if parent is None or parent.service != span.service]
 
 
 def check_request_filters(selection: Selection) -> None:

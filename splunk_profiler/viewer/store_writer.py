@@ -13,7 +13,6 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,14 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from splunk_profiler.system.private_files import open_private
-from splunk_profiler.viewer.columns import Columns, is_span_key
-from splunk_profiler.viewer.database import damaged, explained, open_for_writing, read_facets, read_span_names
+from splunk_profiler.viewer.columns import Columns
+from splunk_profiler.viewer.database import damaged, explained, open_for_writing, read_facets, transaction
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, UNKNOWN_SPAN, Facets
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.stacks import Numbers
+from splunk_profiler.viewer.stored_spans import add_spans, delete_spans, read_span_names
 
 _HOLD_NS = MINUTE_NS  # requests wait for so long, for the spans of their samples
 _MAX_WAITING_BYTES = 32 << 20
@@ -89,7 +89,7 @@ class StoreWriter:
         Raises:
             SourceError: they could not be written; the store is as before.
         """
-        with explained(self.path), _transaction(self._keeping):
+        with explained(self.path), transaction(self._keeping):
             self._add(recording)
 
     def keep_up(self, now_ns: int, *, hold_ns: int = _HOLD_NS) -> None:
@@ -134,7 +134,7 @@ class StoreWriter:
                 reads.add_request(line)
         reader.name_spans(later.span_names)
         reader.name_spans(read_span_names(self._keeping, reader.nameless()))
-        with _transaction(self._keeping):
+        with transaction(self._keeping):
             self._add(reader.recording)
             if reader.unread:
                 self._keeping.execute("INSERT INTO unread VALUES (?)", (reader.unread,))
@@ -159,15 +159,7 @@ class StoreWriter:
             "INSERT OR REPLACE INTO units VALUES (?, ?)",
             [(_json(name), _json(unit)) for name, unit in recording.units.items() if name in recording.values],
         )
-        self._keeping.executemany(
-            "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?)",
-            [
-                (trace, span.id, span.end_ns, _json(list(span)))
-                for trace, spans in recording.spans.items()
-                for span in spans.values()
-                if is_span_key((trace, span.id))
-            ],
-        )
+        add_spans(self._keeping, recording.spans)
 
     def _stack_places(self, recording: Recording, functions: Numbers) -> Numbers:
         places = []
@@ -203,7 +195,7 @@ class StoreWriter:
         for period, places in self._groups("NOT is_summed", HOUR_NS):
             is_over = (period + 1) * HOUR_NS + _LATE_NS < now_ns
             if len(places) > (1 if is_over else _MAX_PARTS):
-                with _transaction(self._keeping):
+                with transaction(self._keeping):
                     self._insert(self._named(joined(self._take(places))))
 
     def _sum_by_minute(self, now_ns: int) -> None:
@@ -216,7 +208,7 @@ class StoreWriter:
                 f"SELECT count(*) FROM parts WHERE id IN ({marks}) AND NOT is_summed", places
             )
             if unsummed:
-                with _transaction(self._keeping):
+                with transaction(self._keeping):
                     columns = self._named(joined(self._take(places)))
                     for summed in by_minute(columns, self._processes(columns)):
                         self._insert(summed, is_summed=True)
@@ -268,10 +260,10 @@ class StoreWriter:
         return found
 
     def _delete_old(self, now_ns: int) -> None:
-        with _transaction(self._keeping):
+        with transaction(self._keeping):
             deleted = self._keeping.execute("DELETE FROM parts WHERE until_ns < ?", (now_ns - self._limits.all_ns,))
             without_samples_ns = now_ns - self._limits.samples_ns - DAY_NS  # sums have no spans
-            self._keeping.execute("DELETE FROM spans WHERE end_ns < ?", (without_samples_ns,))
+            delete_spans(self._keeping, without_samples_ns)
         if deleted.rowcount:
             self._clean()
 
@@ -286,7 +278,7 @@ class StoreWriter:
             oldest = self._keeping.execute("SELECT id FROM parts ORDER BY until_ns").fetchall()
             if not oldest:
                 return
-            with _transaction(self._keeping):
+            with transaction(self._keeping):
                 self._keeping.executemany("DELETE FROM parts WHERE id = ?", oldest[: -(-len(oldest) // 10)])
             self._clean()
 
@@ -301,7 +293,7 @@ class StoreWriter:
         for place, frames in self._keeping.execute("SELECT id, frames FROM stacks"):
             if place in used["stacks"]:
                 functions.update(np.frombuffer(frames, np.int32)[::2].tolist())
-        with _transaction(self._keeping):
+        with transaction(self._keeping):
             for table, places in (*used.items(), ("functions", functions)):
                 known = [place for (place,) in self._keeping.execute(f"SELECT id FROM {table}")]
                 unused = [(place,) for place in known if place not in places]
@@ -322,17 +314,6 @@ def _lock_file(path: Path) -> int:
         os.close(descriptor)
         raise SourceError(f"{path.with_suffix('')} is being written by another process; name another file") from None
     return descriptor
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from permissions import mode
+from sample_stores import NOON_NS, WALL, put, rows, writing
 from saved_samples import SPAN, TRACE, sample_line, span_line
 
 from splunk_profiler.viewer.live_files import LiveFiles
@@ -21,23 +20,6 @@ from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.store_writer import Limits, StoreWriter
 from splunk_profiler.viewer.trees import top_table
-
-NOON_NS = 20_000 * DAY_NS + 12 * HOUR_NS
-WALL = Selection("wall")
-
-
-@contextmanager
-def writing(path: Path, limits: Limits = Limits()) -> Iterator[StoreWriter]:  # noqa: B008  # immutable
-    writer = StoreWriter(path, limits)
-    try:
-        yield writer
-    finally:
-        writer.close()
-
-
-def put(writer: StoreWriter, *lines: str, received_ns: int = NOON_NS) -> None:
-    for line in lines:
-        writer.append(json.loads(line), is_traces="resourceSpans" in line, received_ns=received_ns)
 
 
 def of(recording: Recording) -> dict[str, object]:
@@ -50,13 +32,6 @@ def of(recording: Recording) -> dict[str, object]:
         "top": {(recording.functions[row.function], row.own, row.total) for row in top},
         "timeline": recording.timeline(WALL, "endpoint", 5),
     }
-
-
-def rows(path: Path, table: str) -> int:
-    with sqlite3.connect(path) as connection:
-        ((count,),) = connection.execute(f"SELECT count(*) FROM {table}")
-    connection.close()
-    return int(count)
 
 
 def lines() -> list[str]:
@@ -282,7 +257,7 @@ def of_a_newer_version(path: Path) -> None:
     with writing(path):
         pass
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 3")
     connection.close()
 
 
@@ -313,7 +288,7 @@ def missing(path: Path) -> None:
     [
         (text_file, "is damaged"),
         (of_something_else, "is a database of something else"),
-        (of_a_newer_version, "has format 2, this version reads 1: install a newer splunk-profiler"),
+        (of_a_newer_version, "has format 3, this version reads 2: install a newer splunk-profiler"),
         (half, "is damaged"),
         (with_a_damaged_part, "is damaged"),
         (missing, "unable to open database file"),
@@ -338,22 +313,6 @@ def test_a_damaged_part_is_an_error_for_the_writer_too_and_stays(tmp_path: Path)
         with pytest.raises(SourceError, match="is damaged"):
             writer.keep_up(NOON_NS + 3 * DAY_NS)
     assert rows(path, "parts") == 2
-
-
-def test_requests_are_counted_before_and_after_they_became_parts(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    with writing(path) as writer:
-        put(writer, span_line("GET /", "1" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
-        put(writer, span_line("query", "2" * 16, "1" * 16, (NOON_NS, NOON_NS + 5), service="shop"))
-        put(writer, span_line("POST /pay", "3" * 16, "2" * 16, (NOON_NS, NOON_NS + 4), service="billing"))
-        store = LiveStore(path)
-        for _ in range(2):
-            assert store.count_requests(WALL) == 2
-            assert store.count_requests(Selection("wall", filters={"service": frozenset({"shop"})})) == 1
-            assert store.count_requests(Selection("wall", filters={"endpoint": frozenset({"query"})})) == 0
-            assert store.count_requests(Selection("wall", NOON_NS + 1)) == 0
-            writer.keep_up(NOON_NS, hold_ns=0)
-            store.refresh()
 
 
 def test_spans_are_found_by_their_trace_before_and_after_they_became_a_part(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""The spans of a store: by trace, and those that are requests by time, so that they can be counted.
+
+A request is the first span of its service in a trace. Names are in JSON, as all text of the store.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+
+from splunk_profiler.viewer.columns import is_span_key
+from splunk_profiler.viewer.model import TRACE, Selection, Span, SpanKey
+from splunk_profiler.viewer.source import check_request_filters, count_requests, first_spans
+
+SCHEMA = """
+CREATE TABLE first_spans (
+    trace TEXT, id TEXT, start_ns INTEGER, end_ns INTEGER, service TEXT, name TEXT, PRIMARY KEY (trace, id)
+) WITHOUT ROWID;
+CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, name, trace, end_ns);
+"""
+_COLUMNS = {"service": "service", "endpoint": "name", TRACE: "trace"}  # by what requests are counted
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Make the table that the first format did not have, in a transaction of the caller."""
+    for statement in SCHEMA.split(";"):
+        connection.execute(statement)
+    _find_first(connection, _traces(connection))
+
+
+def add_spans(connection: sqlite3.Connection, spans: Mapping[str, Mapping[str, Span]]) -> None:
+    """Add spans, by trace and id."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?)",
+        [
+            (trace, span.id, span.end_ns, json.dumps(list(span), separators=(",", ":")))
+            for trace, of_trace in spans.items()
+            for span in of_trace.values()
+            if is_span_key((trace, span.id))
+        ],
+    )
+    _find_first(connection, spans)
+
+
+def delete_spans(connection: sqlite3.Connection, before_ns: int) -> None:
+    """Delete the spans that ended before that time."""
+    connection.execute("DELETE FROM spans WHERE end_ns < ?", (before_ns,))
+    # What begins later ends later: this has an index.
+    connection.execute("DELETE FROM first_spans WHERE start_ns < ? AND end_ns < ?", (before_ns, before_ns))
+
+
+def read_spans(connection: sqlite3.Connection, trace: str) -> dict[str, Span]:
+    """Return the spans of a trace by their id."""
+    rows = connection.execute("SELECT id, content FROM spans WHERE trace = ?", (trace,))
+    return {span: _read(content) for span, content in rows}
+
+
+def read_span_names(connection: sqlite3.Connection, keys: Iterable[SpanKey]) -> dict[SpanKey, str]:
+    """Return the names of those spans that the store has."""
+    found = {}
+    for key in keys:
+        if is_span_key(key):
+            for (content,) in connection.execute("SELECT content FROM spans WHERE trace = ? AND id = ?", key):
+                found[key] = _read(content).name
+    return found
+
+
+def count_stored_requests(
+    connection: sqlite3.Connection, selection: Selection, added: Mapping[str, Mapping[str, Span]]
+) -> int:
+    """Return the requests of a selection among the spans of the store and those that will be added: see `Source`.
+
+    Raises:
+        ValueError: it has filters that spans have no values for.
+    """
+    check_request_filters(selection)
+    stored = {trace: read_spans(connection, trace) for trace in added if is_span_key((trace, ""))}
+    together = {trace: {**stored.get(trace, {}), **spans} for trace, spans in added.items()}
+    if not _has_first(connection):
+        stored = {trace: read_spans(connection, trace) for trace in _traces(connection)}
+        return count_requests({**stored, **together}, selection)
+    until_ns = (1 << 63) - 1 if selection.until_ns is None else selection.until_ns
+    conditions = ["start_ns >= ?", "start_ns < ?"]
+    parameters: list[int | str] = [selection.since_ns or 0, until_ns]
+    for name, values in selection.filters.items():
+        texts = [each for each in values if is_span_key((each, ""))] if name == TRACE else [*map(json.dumps, values)]
+        parameters += texts
+        conditions.append(f"{_COLUMNS[name]} IN ({', '.join('?' * len(texts))})")
+    ((count,),) = connection.execute(f"SELECT count(*) FROM first_spans WHERE {' AND '.join(conditions)}", parameters)
+    return int(count) + count_requests(together, selection) - count_requests(stored, selection)
+
+
+def _has_first(connection: sqlite3.Connection) -> bool:
+    """Return False for a store of the first format that no writer has brought up to date."""
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'first_spans'").fetchall())
+
+
+def _traces(connection: sqlite3.Connection) -> list[str]:
+    return [trace for (trace,) in connection.execute("SELECT DISTINCT trace FROM spans")]
+
+
+def _find_first(connection: sqlite3.Connection, traces: Iterable[str]) -> None:
+    """Find the first spans of traces that spans were added to."""
+    for trace in traces:
+        connection.execute("DELETE FROM first_spans WHERE trace = ?", (trace,))
+        connection.executemany(
+            "INSERT INTO first_spans VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (trace, span.id, span.start_ns, span.end_ns, json.dumps(span.service), json.dumps(span.name))
+                for span in first_spans(read_spans(connection, trace))
+            ],
+        )
+
+
+def _read(content: str) -> Span:
+    """Return a span from its JSON."""
+    span = Span(*json.loads(content))
+    return span._replace(host_stacks=tuple(span.host_stacks))

@@ -1,0 +1,72 @@
+"""Tests of the requests that are counted in a store."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sample_stores import NOON_NS, WALL, put, rows, writing
+from saved_samples import TRACE, span_line
+
+from splunk_profiler.viewer.live_store import LiveStore
+from splunk_profiler.viewer.model import DAY_NS, Selection
+
+
+def test_requests_are_counted_before_and_after_they_became_parts(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, span_line("GET /", "1" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
+        put(writer, span_line("query", "2" * 16, "1" * 16, (NOON_NS, NOON_NS + 5), service="shop"))
+        put(writer, span_line("POST /pay", "3" * 16, "2" * 16, (NOON_NS, NOON_NS + 4), service="billing"))
+        store = LiveStore(path)
+        for _ in range(2):
+            assert store.count_requests(WALL) == 2
+            assert store.count_requests(Selection("wall", filters={"service": frozenset({"shop"})})) == 1
+            assert store.count_requests(Selection("wall", filters={"endpoint": frozenset({"query"})})) == 0
+            assert store.count_requests(Selection("wall", NOON_NS + 1)) == 0
+            writer.keep_up(NOON_NS, hold_ns=0)
+            store.refresh()
+
+
+def test_a_parent_that_comes_later_tells_that_its_child_was_no_request(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        store = LiveStore(path)
+        counts = []
+        for name, span, parent in (("query", "2", "1"), ("GET /", "1", ""), ("POST /", "3", "")):
+            put(writer, span_line(name, span * 16, parent * 16, (NOON_NS, NOON_NS + 9), service="shop"))
+            writer.keep_up(NOON_NS, hold_ns=0)
+            store.refresh()
+            counts.append((store.count_requests(WALL), rows(path, "first_spans")))
+        assert counts == [(1, 1), (1, 1), (2, 2)]
+        chosen = {"service": {"shop", "other"}, "endpoint": {"GET /", "query"}, "trace": {TRACE, "\udcff"}}
+        filters = {name: frozenset(values) for name, values in chosen.items()}
+        assert store.count_requests(Selection("wall", NOON_NS, NOON_NS + 1, filters)) == 1
+        assert store.count_requests(Selection("wall", None, NOON_NS)) == 0
+        with pytest.raises(ValueError, match="remove the filter by thread"):
+            store.count_requests(Selection("wall", filters={"thread": frozenset({"main"})}))
+        writer.keep_up(NOON_NS + 3 * DAY_NS, hold_ns=0)
+        assert store.count_requests(WALL) == rows(path, "first_spans") == rows(path, "spans") == 0
+
+
+def test_a_store_of_the_first_format_is_read_and_brought_up_to_date_when_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        for number in "12":
+            put(writer, span_line("GET /", number * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
+        put(writer, span_line("query", "3" * 16, "2" * 16, (NOON_NS, NOON_NS + 9), service="shop"))
+        writer.keep_up(NOON_NS, hold_ns=0)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE first_spans")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    before = LiveStore(path)
+    assert before.count_requests(WALL) == 2
+    with writing(path) as writer:
+        assert rows(path, "first_spans") == 2
+        put(writer, span_line("GET /", "4" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        for store in (before, LiveStore(path)):
+            store.refresh()
+            assert store.count_requests(WALL) == 3
