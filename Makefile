@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 SOAK_SECONDS ?= 600
-export PIP_COMPILE ?= 0 # modules are compiled when they are imported, which few of all that is installed are
+# Modules are compiled when they are imported, which few of all that is installed are.
+export PIP_COMPILE ?= 0
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 BUILD  := pyproject.toml CMakeLists.txt $(wildcard native/*/* native/*/*/*)
 
