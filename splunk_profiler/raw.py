@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from splunk_profiler.model import Event
 
-STATE_RUNNING = 2  # `RawThread.state` of a thread that had a processor
+STATE_READY, STATE_RUNNING, STATE_WANTS_GIL = 1, 2, 3  # see `RawThread.state`
 _MAX_BASE_NS = 1_000_000_000
 _MAX_PERIOD_NS = 60_000_000_000
 
@@ -28,8 +28,9 @@ class RawThread(NamedTuple):
         stack: a `Stack`, or another result of the walker's `make_stack`.
         labels: value of the labels' variable; None if it has none.
         cpu_ns: CPU time at the deadline, or at the capture if the thread is new; 0 if not known.
-        state: `STATE_RUNNING` if it had a processor at the deadline; 1 if it waited for one, or
-            held the GIL only at the capture; 0 if it waited for something else; None if not known.
+        state: `STATE_RUNNING` if it had a processor at the deadline; `STATE_READY` if it waited for one, or
+            held the GIL only at the capture; `STATE_WANTS_GIL` if it had none and waited for the GIL at the
+            capture, which CPython tells from 3.15 on; 0 if it waited for something else; None if not known.
             The portable walker knows only the state of the capturing thread.
         python_thread: None if there is none, or if the stack has not changed.
         context_switches: number of times that it has entered or left a context; 0 if never, or not known.

@@ -50,6 +50,18 @@ static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
     return (const PyThreadState *)(holder & ~GIL_HOLDER_MARK);
 }
 
+/* Return true for a thread that waits for the GIL, and perhaps for the one that has it. Versions before 3.15 do not
+ * tell. */
+static inline bool compat_wants_gil(const PyThreadState *state)
+{
+#if PY_VERSION_HEX >= 0x030F0000
+    return __atomic_load_n(&state->gil_requested, __ATOMIC_RELAXED) != 0;
+#else
+    (void)state;
+    return false;
+#endif
+}
+
 /* In a forked child: unlock the GIL, whichever thread held it. */
 static inline void compat_force_release_gil(PyInterpreterState *interp)
 {

@@ -142,6 +142,7 @@ static void materialize_thread(ticker_state *ticker, const scratch_thread *scrat
         .labels = has_more ? compat_context_value(self, scratch->context, ticker->arguments.labels_var) : NULL,
         .python_thread = python_thread,
         .state = scratch->is_gil_holder ? THREAD_RUNNING : THREAD_UNKNOWN,
+        .wants_gil = scratch->wants_gil,
         .context_switches = scratch->context_switches,
     };
 }

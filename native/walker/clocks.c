@@ -182,6 +182,9 @@ void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_
         }
         thread->cpu_ns = entry->cpu_ns;
         thread->state = thread->state == THREAD_RUNNING && entry->state != THREAD_RUNNING ? THREAD_READY : entry->state;
+        if (thread->state == THREAD_WAITING && thread->wants_gil) {
+            thread->state = THREAD_WANTS_GIL;
+        }
     }
     return_table(ticker, is_last ? build_table(table, snapshot) : table);
 }

@@ -50,8 +50,15 @@ static inline bool is_same_frame(const raw_frame *one, const raw_frame *other)
 }
 
 /* RUNNING: the thread had a processor at the deadline. READY: it waited for one, or held the GIL at the
- * capture without a processor at the deadline. UNKNOWN: not measured. */
-typedef enum { THREAD_UNKNOWN = -1, THREAD_WAITING = 0, THREAD_READY = 1, THREAD_RUNNING = 2 } thread_state;
+ * capture without a processor at the deadline. WANTS_GIL: it had none at the deadline, and waited for the GIL at the
+ * capture. UNKNOWN: not measured. */
+typedef enum {
+    THREAD_UNKNOWN = -1,
+    THREAD_WAITING = 0,
+    THREAD_READY = 1,
+    THREAD_RUNNING = 2,
+    THREAD_WANTS_GIL = 3
+} thread_state;
 
 typedef struct {
     uint64_t key;
@@ -64,6 +71,7 @@ typedef struct {
     PyObject *python_thread;
     int64_t cpu_ns; /* 0: unknown */
     thread_state state;
+    bool wants_gil;            /* at the capture, as far as CPython tells */
     uint64_t context_switches; /* how often the thread has entered or left a context; 0: never */
 } raw_thread;
 
@@ -143,6 +151,7 @@ typedef struct {
     unsigned long native_id;
     PyObject *context;
     uint64_t context_switches;
+    bool wants_gil;             /* as far as CPython tells */
     bool is_gil_holder;         /* it holds the GIL, or held it until this capture preempted it */
     raw_stack *unchanged_stack; /* its previous stack, if it has not moved */
     size_t first;               /* otherwise: index of its frames in scratch.frames */

@@ -119,6 +119,7 @@ static walk_result walk_threads(ticker_state *ticker, bool is_focused, const PyT
         scratch_thread *thread = &scratch->threads[scratch->count];
         read_identity(thread, state, known);
         thread->is_gil_holder = state == gil_holder;
+        thread->wants_gil = !thread->is_gil_holder && compat_wants_gil(state);
         thread->first = frames;
         if (!walk_stack(ticker, frame, known != NULL ? known->stack : NULL, thread)) {
             return NO_ROOM_FRAMES;

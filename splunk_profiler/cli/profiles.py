@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from splunk_profiler.pipeline import gil_waits
 from splunk_profiler.pipeline.gil_waits import GilWaits
-from splunk_profiler.pipeline.waits import find_wait
+from splunk_profiler.pipeline.waits import GIL_WAIT, find_wait
 from splunk_profiler.viewer.profile_messages import (
     APPLICATION,
     Aggregate,
@@ -208,6 +208,6 @@ class Profiles:
 
 def _wait_place(kind: str, aggregate: Aggregate) -> WaitPlace:
     names = [place.function.rpartition(".") for place in aggregate.stack]
-    wait = find_wait([(namespace, function) for namespace, _, function in names])
+    wait = None if kind == GIL_WAIT else find_wait([(namespace, function) for namespace, _, function in names])
     place = aggregate.stack[0 if wait is None else wait.depth]
     return WaitPlace(kind, place.function, place.line, aggregate.nearest.function)

@@ -107,9 +107,7 @@ def view(  # noqa: PLR0917
     Only this machine can read the page, unless --host names another address: there is no password. Ctrl-C ends it.
     """
     if store is not None:
-        if is_address(source):
-            raise CommandError("--store takes a directory, a file or a kept stream, not a database: that is a store")
-        save_store(Path(source), store)
+        save_store(source, store)
         print_line(f"saved in {store}")
         return
     shown: Source
@@ -190,15 +188,17 @@ def serve_page(
             serve(make_app(answers, own_origins(host, actual_port, allowed)), listener)
 
 
-def save_store(source: Path, path: Path) -> None:
+def save_store(source: str, path: Path) -> None:
     """Add all of a directory, a file or a kept stream to a store.
 
     Raises:
         SourceError, CommandError: one cannot be read, or the other not be written.
     """
-    if is_database(source):
+    if is_address(source):
+        raise CommandError("--store takes a directory, a file or a kept stream, not a database: that is a store")
+    if is_database(Path(source)):
         raise CommandError(f"{source} is a store already")
-    files = open_files(source)
+    files = open_files(Path(source))
     files.refresh()
     writer = StoreWriter(path)
     try:

@@ -25,7 +25,7 @@ from splunk_profiler.model import (
 )
 from splunk_profiler.pipeline.cpu_shares import CpuShares
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
-from splunk_profiler.pipeline.waits import wait_kind
+from splunk_profiler.pipeline.waits import GIL_WAIT, wait_kind
 from splunk_profiler.pipeline.window import Bounds, BucketKey, Window
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import real_lock, yield_gil
@@ -206,7 +206,7 @@ class Aggregator:
             labels = [("source.event.name", key.event.kind.name), *key.event.labels]
         labels += _thread_labels(key.thread, key.state, key.stack.truncated)
         is_waiting = _WAITING_TASK in key.event.labels if key.event is not None else key.state == "WAITING"
-        if is_waiting and (kind := key.stack.derive(wait_kind)):
+        if is_waiting and (kind := GIL_WAIT if key.wants_gil else key.stack.derive(wait_kind)):
             labels.append(("wait.kind", kind))
         if (span := key.span) is not None:
             labels += [("trace_id", f"{span.trace_id:032x}"), ("span_id", f"{span.span_id:016x}")]

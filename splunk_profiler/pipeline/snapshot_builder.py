@@ -21,12 +21,13 @@ from splunk_profiler.model import (
     UnattributedTime,
 )
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
-from splunk_profiler.pipeline.stack_filters import has_internal_name, is_internal, waiting_on
+from splunk_profiler.pipeline.stack_filters import GIL, has_internal_name, is_internal, waiting_on
 from splunk_profiler.pipeline.thread_states import IdleTime, ThreadStates
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
-from splunk_profiler.raw import STATE_RUNNING
+from splunk_profiler.raw import STATE_READY, STATE_RUNNING, STATE_WANTS_GIL
 from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CapturedThread, CaptureEnded, ThreadState
 
+_RUNNING_STATES = (STATE_READY, STATE_RUNNING)
 _NO_TIME = ThreadTimeDelta(0, 0)
 
 
@@ -158,7 +159,8 @@ def make_thread_sample(
     state: ThreadState, delta: ThreadTimeDelta, cpu_ns: int, instant_ns: int, cpu_weight_ns: int | None = None
 ) -> ThreadSample:
     """Return a sample; without a known state, a thread runs if it used over half of the time before."""
-    running = delta.cpu_ns * 2 > delta.wall_ns if state.state is None else state.state > 0
+    running = delta.cpu_ns * 2 > delta.wall_ns if state.state is None else state.state in _RUNNING_STATES
+    wants_gil = state.state == STATE_WANTS_GIL
     start = state.info.start_time
     return ThreadSample(
         state.info.thread,
@@ -167,7 +169,7 @@ def make_thread_sample(
         0 if start is None else max(instant_ns - start.earliest_ns, 1),
         state.nice,
         running,
-        "" if running else state.stack.derive(waiting_on),
+        "" if running else GIL if wants_gil else state.stack.derive(waiting_on),
         delta.wall_ns,
         delta.cpu_ns,
         cpu_weight_ns,

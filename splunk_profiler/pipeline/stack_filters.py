@@ -10,6 +10,7 @@ from __future__ import annotations
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.pipeline.waits import call_kind
 
+GIL = "GIL"  # what a thread waits for that has got all else: no stack tells
 _BOOTSTRAP_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
 _STARTUP_NAMESPACES = ("threading.", "weakref.", "_weakrefset.")  # a garbage collection may run in the start
 _INTERNAL_NAMESPACES = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")

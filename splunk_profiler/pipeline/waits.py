@@ -12,6 +12,7 @@ from typing import NamedTuple
 from splunk_profiler.model import Stack
 
 IDLE = "idle"  # a thread that waits for work, which nobody waits for
+GIL_WAIT = "gil"  # a thread that could go on; no stack tells
 
 _KINDS = {
     ("threading.Condition", "wait"): "condition",

@@ -30,6 +30,7 @@ from splunk_profiler.model import (
 from splunk_profiler.pipeline.cpu_shares import Bucket, CpuShares
 from splunk_profiler.pipeline.gil_waits import GilWaits, gil_wait
 from splunk_profiler.pipeline.pseudo_stacks import MERGED_STACK
+from splunk_profiler.pipeline.stack_filters import GIL
 
 _MAX_SHALLOW_FRAMES = 64  # depth of a stack, from the leaf, that may use the reserved half of the frames
 
@@ -71,6 +72,7 @@ class BucketKey(NamedTuple):
     span: SpanRef | None = None
     labels: tuple[tuple[str, str], ...] = ()
     event: EventKey | None = None
+    wants_gil: bool = False
 
 
 class _LastSample(NamedTuple):
@@ -88,6 +90,7 @@ class _LastSample(NamedTuple):
             last.stack is now.stack
             and before.span is sample.span
             and last.running is now.running
+            and last.waiting_on == now.waiting_on
             and before.labels is sample.labels
             and last.thread is now.thread
             and sample.event is None
@@ -260,7 +263,14 @@ class Window:
 
 def _fast_key_of(sample: Sample, stack: Stack) -> tuple[object, ...]:
     thread, span, event = sample.thread.thread, sample.span, sample.event
-    key: tuple[object, ...] = (stack, thread.index, thread.name, sample.thread.running, sample.labels)
+    key: tuple[object, ...] = (
+        stack,
+        thread.index,
+        thread.name,
+        sample.thread.running,
+        sample.thread.waiting_on,
+        sample.labels,
+    )
     if event is not None:
         key += (event.kind.name, event.labels)
     if span is not None:
@@ -271,7 +281,16 @@ def _fast_key_of(sample: Sample, stack: Stack) -> tuple[object, ...]:
 def _key_of(sample: Sample, stack: Stack) -> BucketKey:
     thread_sample, span = sample.thread, sample.span
     endpoint = "" if span is None else span.endpoint
-    return BucketKey(stack, thread_sample.thread, _state_of(sample), endpoint, span, sample.labels, _event_of(sample))
+    return BucketKey(
+        stack,
+        thread_sample.thread,
+        _state_of(sample),
+        endpoint,
+        span,
+        sample.labels,
+        _event_of(sample),
+        thread_sample.waiting_on == GIL,
+    )
 
 
 def _state_of(sample: Sample) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, get_args
 
-HEADER = b"SPLPROF\x02"  # the last byte is the version
+HEADER = b"SPLPROF\x03"  # the last byte is the version
 MAX_RECORD_BYTES = 4 << 20  # of one record; a snapshot of 100,000 changed threads fits
 CAPACITY = {"frame": 16_384, "stack": 4096, "thread": 65_536, "span": 8192, "label set": 4096, "kind": 64}
 

@@ -122,6 +122,20 @@ def wait_for_locks() -> None:
             thread.join()
 
 
+def rest() -> None:
+    time.sleep(WAIT_S)
+
+
+def take_turns() -> None:
+    """Compute in three threads, of which one has the GIL at a time, while another sleeps."""
+    threads = [threading.Thread(target=compute, args=(WAIT_S,), name=f"worker {number}") for number in range(3)]
+    threads.append(threading.Thread(target=rest, name="sleeper"))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def block_asyncio() -> None:
     asyncio.run(serve_in_task())
 
@@ -131,7 +145,9 @@ def block_uvloop() -> None:
     uvloop.run(serve_in_task())
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (hold_gil, wait_for_locks, block_asyncio, block_uvloop)}
+SCENARIOS = {
+    scenario.__name__: scenario for scenario in (hold_gil, wait_for_locks, take_turns, block_asyncio, block_uvloop)
+}
 
 
 def main(scenario: str) -> None:

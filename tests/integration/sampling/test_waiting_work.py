@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from importlib.util import find_spec
 
@@ -59,6 +60,27 @@ def test_callback_that_blocks_its_loop_is_an_event_with_stack_and_span(loop: str
     assert all(sample.count == sample.wall_ns == sample.cpu_ns == 0 for sample in samples)
     others_ns = sum(sample.loop_blocked_ns for sample in samples if sample not in blocked)
     assert others_ns < 500_000_000, "short steps of one task keep the loop busy, but do not block it"
+
+
+@_NATIVE
+def test_threads_that_take_turns_wait_for_the_gil_from_3_15_on() -> None:
+    profiles, _ = _run("take_turns", "native")
+    waited: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
+    for sample in all_samples(profiles):
+        thread = str(sample.labels.get("thread.name"))
+        spent[thread] += sample.wall_ns
+        if sample.labels.get("wait.kind") == "gil":
+            assert sample.labels["thread.state"] == "WAITING"
+            waited[thread] += sample.wall_ns
+    workers = [f"worker {number}" for number in range(3)]
+    if sys.version_info < (3, 15):
+        assert not waited, "CPython does not tell"
+        return
+    # One has it, and some of the others, woken for it, wait for a processor.
+    assert sum(waited[worker] for worker in workers) > 0.25 * sum(spent[worker] for worker in workers)
+    assert all(waited[worker] for worker in workers)
+    assert waited["sleeper"] < 0.5 * spent["sleeper"]
 
 
 @_walkers

@@ -96,6 +96,15 @@ def test_wait_kind_is_a_label_of_waiting_samples_only() -> None:
     assert found == {0x7001: "lock", 0x7002: None, 0x7003: None}
 
 
+def test_a_thread_that_waits_for_the_gil_is_labelled_so_wherever_it_is() -> None:
+    feed = Feed()
+    stack = Stack((Frame("shop", "take", "shop.py", 7, 5, "with"), MAIN), truncated=False)
+    waits = seen(stack, running=False)
+    feed.tick(sample(waits._replace(waiting_on="GIL")), sample(waits), sample(waits._replace(waiting_on="GIL")))
+    kinds = {labels(each)["wait.kind"]: each.count for each in feed.close().aggregates}
+    assert kinds == {"gil": 2, "lock": 1}
+
+
 def test_a_truncated_stack_is_labelled() -> None:
     feed = Feed()
     feed.tick(sample(seen(Stack((WORK,), truncated=True))))
