@@ -30,17 +30,15 @@ def upgrade(connection: sqlite3.Connection) -> None:
 
 
 def add_spans(connection: sqlite3.Connection, spans: Mapping[str, Mapping[str, Span]]) -> None:
-    """Add spans, by trace and id."""
-    connection.executemany(
-        "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?)",
-        [
-            (trace, span.id, span.end_ns, json.dumps(list(span), separators=(",", ":")))
-            for trace, of_trace in spans.items()
-            for span in of_trace.values()
-            if is_span_key((trace, span.id))
-        ],
-    )
-    _find_first(connection, spans)
+    """Add spans, by trace and id; others than OpenTelemetry's ids are left out."""
+    rows = [
+        (trace, span.id, span.end_ns, json.dumps(list(span), separators=(",", ":")))
+        for trace, of_trace in spans.items()
+        for span in of_trace.values()
+        if is_span_key((trace, span.id))
+    ]
+    connection.executemany("INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?)", rows)
+    _find_first(connection, {trace for trace, *_ in rows})
 
 
 def delete_spans(connection: sqlite3.Connection, before_ns: int) -> None:

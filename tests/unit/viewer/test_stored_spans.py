@@ -70,3 +70,13 @@ def test_a_store_of_the_first_format_is_read_and_brought_up_to_date_when_it_is_w
         for store in (before, LiveStore(path)):
             store.refresh()
             assert store.count_requests(WALL) == 3
+
+
+def test_spans_with_ids_that_are_none_do_not_keep_others_from_being_counted(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        good = span_line("GET /", times_ns=(NOON_NS, NOON_NS + 9), service="shop")
+        put(writer, *(good.replace(TRACE, trace) for trace in ("\\udcff", "x" * 10_000, TRACE)))
+        writer.keep_up(NOON_NS, hold_ns=0)
+    assert rows(path, "spans") == rows(path, "first_spans") == 1
+    assert LiveStore(path).count_requests(WALL) == 1
