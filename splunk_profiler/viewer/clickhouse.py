@@ -21,9 +21,11 @@ from splunk_profiler.viewer.clickhouse_tables import (
     SPANS_BEFORE_NS,
     Chosen,
     Columns,
+    Parameters,
     Period,
     SampleTable,
     attribute,
+    between,
 )
 from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, TRACE, Selection, Span
@@ -116,11 +118,8 @@ class ClickHouse(Source):
         if not self._span_columns:
             return 0
         since_ns, until_ns = self.recording.ends_ns(selection)
-        parameters: dict[str, str | int] = {"since": since_ns, "until": until_ns}
-        conditions = [
-            f"Timestamp {sign} fromUnixTimestamp64Nano({{{name}:Int64}})"
-            for sign, name in ((">=", "since"), ("<", "until"))
-        ]
+        parameters: Parameters = {"since": since_ns, "until": until_ns}
+        conditions = [between("Timestamp")]
         filters = {**selection.filters, **({"service": frozenset({self._service})} if self._service else {})}
         for name, column in (("service", "ServiceName"), ("endpoint", "SpanName"), (TRACE, "TraceId")):
             if name in filters:
@@ -199,7 +198,7 @@ class ClickHouse(Source):
         """Return a table of samples, of whichever kind it is.
 
         Raises:
-            SourceError: there is no such table, or it has none.
+            SourceError: there is no such table, or it is one of something else.
         """
         columns = self._read_columns(name)
         if not columns:

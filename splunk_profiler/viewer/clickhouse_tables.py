@@ -15,7 +15,7 @@ from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.profile_messages import OUTSIDE
 from splunk_profiler.viewer.records import RecordReader
 
-MAX_ROWS = 1_000_000
+_MAX_ROWS = 1_000_000
 LOGS, SPANS = "otel_logs", "otel_traces"  # names of tables, as the exporter has them if it is not told others
 SPANS_BEFORE_NS = HOUR_NS  # a span may have begun so long before its samples
 _MAX_TRACES = 100
@@ -32,14 +32,14 @@ class Period(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What is read of a table: one service if it is named, equal samples of `step_ns` together."""
+    """The choice of samples: those of one service if it is named, and equal ones of `step_ns` together."""
 
     service: str
     step_ns: int
 
 
 class Question(NamedTuple):
-    """What selects rows, which have the name `r`, and the parameters of that."""
+    """A part of SQL, in which rows of the table have the name `r`, and its parameters."""
 
     condition: str
     parameters: Parameters
@@ -102,10 +102,7 @@ class SampleTable:
 
     def _scope(self, period: Period) -> Question:
         """Return what selects the records of a period."""
-        conditions = [
-            "r.Timestamp >= fromUnixTimestamp64Nano({since:Int64})",
-            "r.Timestamp < fromUnixTimestamp64Nano({until:Int64})",
-        ]
+        conditions = [between("r.Timestamp")]
         parameters: Parameters = {"since": period.since_ns, "until": period.until_ns}
         if self._chosen.service:
             conditions.append("r.ServiceName = {service:String}")
@@ -151,19 +148,19 @@ class SampleTable:
         join, more = self._join(period)
         rows = self._client.rows(
             f"SELECT {', '.join(counted)} FROM {self.name} AS r {join} WHERE {condition}"
-            f" GROUP BY ALL LIMIT {MAX_ROWS + 1}",
+            f" GROUP BY ALL LIMIT {_MAX_ROWS + 1}",
             **parameters,
             **more,
         )
-        if len(rows) > MAX_ROWS:
+        if len(rows) > _MAX_ROWS:
             raise SourceError(
-                f"there are more than {MAX_ROWS} different samples in {self.name}:"
+                f"there are more than {_MAX_ROWS} different samples in {self.name}:"
                 " choose fewer hours with --last-hours, or one service with --service"
             )
         # Stacks are asked for after the counts: those of records that came in between are there as well.
         stacks = self._client.rows(
             f"SELECT {hash_of} AS hash, {', '.join(f'any({column})' for column in stack)} FROM {self.name} AS r"
-            f" WHERE {condition} GROUP BY hash LIMIT {MAX_ROWS}",
+            f" WHERE {condition} GROUP BY hash LIMIT {_MAX_ROWS}",
             **parameters,
         )
         return rows, stacks
@@ -174,8 +171,7 @@ class SampleTable:
             return Question("", {})
         return Question(
             f"ANY LEFT JOIN (SELECT TraceId, SpanId, SpanName FROM {SPANS}"
-            " WHERE Timestamp >= fromUnixTimestamp64Nano({spans_since:Int64})"
-            " AND Timestamp < fromUnixTimestamp64Nano({until:Int64})) AS s"
+            f" WHERE {between('Timestamp', since='spans_since')}) AS s"
             " ON r.TraceId = s.TraceId AND r.SpanId = s.SpanId",
             {"spans_since": max(0, period.since_ns - SPANS_BEFORE_NS)},
         )
@@ -193,6 +189,12 @@ class SampleTable:
     def _attribute(self, column: str, name: str) -> str:
         """Return an attribute of a sample as text."""
         return attribute(f"r.{column}", name, self._columns.get(column, ""))
+
+
+def between(column: str, since: str = "since") -> str:
+    """Return the condition for times from that parameter until before the parameter `until`."""
+    bounds = {">=": since, "<": "until"}
+    return " AND ".join(f"{column} {sign} fromUnixTimestamp64Nano({{{name}:Int64}})" for sign, name in bounds.items())
 
 
 def attribute(column: str, name: str, kind: str) -> str:
