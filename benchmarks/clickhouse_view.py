@@ -110,7 +110,10 @@ def measure(quick: bool) -> Iterator[Result]:
         wall = Selection("wall")
         chosen = Selection("wall", filters={"service": frozenset({"service-7"})})
         trace = f"{99_999:032X}"
+        now_ns = time.time_ns()
+        stretch = Selection("wall", now_ns - 1500 * 10**9, now_ns - 1200 * 10**9)
         first_trace_ms = time_ms(lambda: answers.trace(wall, trace))
+        first_stretch_ms = time_ms(lambda: answers.flame(stretch, inverted=False))
         clicks: dict[str, Callable[[], Any]] = {
             "flame": lambda: answers.flame(wall, inverted=False),
             "flame of a service": lambda: answers.flame(chosen, inverted=False),
@@ -118,6 +121,8 @@ def measure(quick: bool) -> Iterator[Result]:
             "top": lambda: answers.top(wall, ""),
             "facets": lambda: answers.facets(wall),
             "timeline": lambda: answers.timeline(wall, "service"),
+            "stretch again": lambda: answers.flame(stretch, inverted=False),
+            "facets of a stretch": lambda: answers.facets(stretch),
             "trace again": lambda: answers.trace(wall, trace),
         }
         medians = {name: time_ms(question, rounds) for name, question in clicks.items()}
@@ -133,6 +138,7 @@ def measure(quick: bool) -> Iterator[Result]:
                 "loaded_ms": loaded_ms,
                 "one_service_loaded_ms": one_ms,
                 "trace_ms": first_trace_ms,
+                "five_minutes_ms": first_stretch_ms,
                 **{f"{name}_ms": value for name, value in medians.items()},
             },
         )

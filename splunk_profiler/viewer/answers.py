@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from splunk_profiler.viewer import exports
-from splunk_profiler.viewer.model import TRACE, Baseline, Function, Selection
+from splunk_profiler.viewer.model import SPAN_ID, TRACE, Baseline, Function, Selection
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.source import Source
 from splunk_profiler.viewer.stacks import Numbers
@@ -82,9 +82,8 @@ class Answers:
             ValueError: a facet or a way to compare that is not known.
         """
         with self._lock:
-            recording = self._refreshed(selection)
-            weights = recording.weights(selection)
-            before = self._before(recording, selection, weights, baseline)
+            recording = self._refreshed()
+            weights, before = self._compared(selection, baseline)
             place = None if function is None else recording.find_function(*function)
             return _flame(recording, weights, inverted, before, place)
 
@@ -97,19 +96,26 @@ class Answers:
             ValueError: as for `flame`.
         """
         with self._lock:
-            recording = self._refreshed(selection)
-            weights = recording.weights(selection)
-            return _top(recording, weights, search, self._before(recording, selection, weights, baseline))
+            recording = self._refreshed()
+            return _top(recording, *self._compared(selection, baseline), search)
 
     def facets(self, selection: Selection) -> dict[str, Any]:
         """Return the values of each facet with their weights."""
         with self._lock:
-            return {"facets": self._refreshed(selection).facet_weights(selection)}
+            names = self._refreshed().facet_names()
+            by_recording: dict[Recording, list[str]] = {}
+            for name in names:
+                by_recording.setdefault(self._live.recording_of(selection.without(name)), []).append(name)
+            weights = {}
+            for recording, of_it in by_recording.items():
+                weights.update(recording.facet_weights(selection, of_it))
+            return {"facets": {name: weights[name] for name in names}}
 
     def timeline(self, selection: Selection, facet: str) -> dict[str, Any]:
         """Return the weights over time, by a facet."""
         with self._lock:
-            line = self._refreshed(selection).timeline(selection, facet, _BUCKETS)
+            self._refreshed()
+            line = self._live.recording_of(selection.of_whole_time()).timeline(selection, facet, _BUCKETS)
             return {"start": str(line.start_ns), "step": str(line.step_ns), "series": line.series}
 
     def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
@@ -118,9 +124,10 @@ class Answers:
         The text is empty unless the file is on this machine, and one of Python. Lines around are there without weights.
         """
         with self._lock:
-            recording = self._refreshed(selection)
+            recording = self._refreshed()
+            of_stacks = self._weights(selection)
             place = recording.find_function(*function)
-            weights = line_weights(recording.stacks, recording.weights(selection), place)
+            weights = line_weights(recording.stacks, of_stacks, place)
         texts = _read_source(Path(function[1])) if place >= 0 else []
         numbers = [number for number in weights if number > 0]
         if texts and numbers:
@@ -138,14 +145,12 @@ class Answers:
         Rows are id, depth, name, service, start and duration in ns from the trace's start, weight, and the ids of the
         host profiler's stacks.
         """
-        filters = {name: values for name, values in selection.filters.items() if name != "span_id"}
-        whole = Selection(
-            selection.value, selection.since_ns, selection.until_ns, {**filters, TRACE: frozenset({trace})}
-        )
+        whole = selection.without(SPAN_ID)
+        whole = replace(whole, filters={**whole.filters, TRACE: frozenset({trace})})
         with self._lock:
-            recording = self._refreshed(whole)
+            self._refreshed()
             rows = span_tree(self._live.spans_of(trace))
-            weights = recording.span_weights(whole)
+            weights = self._live.recording_of(whole).span_weights(whole)
         start_ns = min((row.span.start_ns for row in rows), default=0)
         end_ns = max((row.span.end_ns for row in rows), default=0)
         shown = [
@@ -209,8 +214,9 @@ class Answers:
             ValueError: there is no such format.
         """
         with self._lock:
-            recording = self._refreshed(selection)
-            stacks, functions = list(recording.stacks.weighted(recording.weights(selection))), recording.functions
+            recording = self._refreshed()
+            weights = self._weights(selection)
+            stacks, functions = list(recording.stacks.weighted(weights)), recording.functions
             unit = recording.units.get(selection.value, "count")
         if form == "folded":
             return exports.folded(stacks, functions).encode(errors="replace")
@@ -225,13 +231,18 @@ class Answers:
         with self._lock:
             return next(iter(_values(self._refreshed())), "")
 
-    def _before(
-        self, recording: Recording, selection: Selection, weights: Numbers, baseline: Baseline | None
-    ) -> _Before | None:
+    def _weights(self, selection: Selection) -> Numbers:
+        """Return the weights of the stacks of a selection."""
+        return self._live.recording_of(selection).weights(selection)
+
+    def _compared(self, selection: Selection, baseline: Baseline | None) -> tuple[Numbers, _Before | None]:
+        """Return the weights of the stacks of a selection, and of its baseline."""
         if baseline is None:
-            return None
-        before = recording.weights(baseline.selection)
+            return self._weights(selection), None
+        self._live.recording_of(baseline.selection)  # may add stacks to the table, and weights are of all in it
+        weights, before = map(self._weights, (selection, baseline.selection))
         if baseline.by == "time":
+            recording = self._live.recording
             scale = recording.duration_ns(selection) / recording.duration_ns(baseline.selection)
         elif baseline.by == "share":
             scale = weights.sum() / (before.sum() or 1)
@@ -242,11 +253,11 @@ class Answers:
             scale = requests / requests_before
         else:
             raise ValueError(f"there is no comparison by {baseline.by}: it is time, share or requests")
-        return _Before(before, scale)
+        return weights, _Before(before, scale)
 
-    def _refreshed(self, selection: Selection | None = None) -> Recording:
+    def _refreshed(self) -> Recording:
         self._live.refresh()
-        return self._live.recording if selection is None else self._live.recording_of(selection)
+        return self._live.recording
 
 
 def _read_source(file: Path) -> list[str]:
@@ -287,7 +298,7 @@ def _flame(
     }
 
 
-def _top(recording: Recording, weights: Numbers, search: str, before: _Before | None) -> dict[str, Any]:
+def _top(recording: Recording, weights: Numbers, before: _Before | None, search: str) -> dict[str, Any]:
     sought = search.casefold()
     rows = []
     matches = 0

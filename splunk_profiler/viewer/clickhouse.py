@@ -1,6 +1,7 @@
 """The samples that the Collector's exporter wrote to ClickHouse, read into a `Recording`.
 
-Only the heaviest traces keep their ids; another one is read when it is asked for.
+Equal samples in a step of time are one row, and only the heaviest traces keep their ids: a selection that needs more
+than that is asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, parse_address
@@ -19,13 +21,14 @@ from splunk_profiler.viewer.clickhouse_tables import (
     LOGS,
     SPANS,
     SPANS_BEFORE_NS,
-    Chosen,
     Columns,
     Parameters,
+    Part,
     Period,
     SampleTable,
     attribute,
     between,
+    one_of,
 )
 from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, TRACE, Selection, Span
@@ -42,7 +45,26 @@ _LAG_NS = 30 * 10**9  # records come so much later than their time
 _REFRESH_NS = 5 * 10**9
 _MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
 _MAX_SPANS = 5000
-_MAX_TRACE_RECORDINGS = 16
+_MAX_PARTS = 8  # that are kept
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The samples of a part, as far as they have been read.
+
+    Attributes:
+        until_ns: until when.
+        unread: records that are none.
+        left_out: older profiles.
+        has_all_ids: all samples of traces have the ids of these.
+    """
+
+    part: Part
+    recording: Recording
+    until_ns: int
+    unread: int = 0
+    left_out: int = 0
+    has_all_ids: bool = True
 
 
 class ClickHouse(Source):
@@ -69,16 +91,15 @@ class ClickHouse(Source):
         self.name = server.name
         self.recording = Recording()
         self._client = ClickHouseClient(server)
-        self._service = service
         self._end_ns = until_ns
-        self._traces: OrderedDict[str, Recording] = OrderedDict()
+        self._parts: OrderedDict[Part, _Reading] = OrderedDict()  # of selections
         self._unnamed: list[tuple[RecordReader, int]] = []  # readers of samples since a time, without names of spans
-        self._left_out = 0
         self._asked_ns = 0
         self._span_columns = self._read_columns(SPANS)
         last_ns = last_hours * HOUR_NS
         step_ns = max(_MIN_STEP_NS, last_ns // _STEPS)
-        self._table = self._open_table(table, Chosen(service, step_ns))
+        self._table = self._open_table(table)
+        self._services = (service,) if service else ()
         probably_ns = min(time.time_ns(), until_ns) - DAY_NS
         newest_ns = self._newest_ns(probably_ns) or self._newest_ns(0)  # the whole table has many parts
         if not newest_ns:
@@ -86,7 +107,8 @@ class ClickHouse(Source):
             then = time.localtime(until_ns // 10**9)
             before = time.strftime(" before %Y-%m-%d %H:%M", then) if until_ns < NEVER_NS else ""
             raise SourceError(f"{self.name} has no {self._table.content}{of_service} in {table}{before}")
-        self._until_ns = (newest_ns - last_ns) // step_ns * step_ns
+        since_ns = (newest_ns - last_ns) // step_ns * step_ns
+        self._all = _Reading(Part(since_ns, until_ns, self._services, (), step_ns), self.recording, since_ns)
         self.refresh()
 
     def refresh(self) -> None:
@@ -97,20 +119,39 @@ class ClickHouse(Source):
         """
         if time.time_ns() - self._asked_ns < self._refresh_ns:
             return
-        period = Period(self._until_ns, min(time.time_ns() - self._lag_ns, self._end_ns))
-        is_changed = bool(self._unnamed)
-        if period.until_ns > period.since_ns:
-            is_changed |= self._add(period)
-        self.version += is_changed
+        self.version += self._read(self._all, time.time_ns() - self._lag_ns) or bool(self._unnamed)
+        self.unread = self._all.unread
+        if self._all.left_out:
+            self.note = f"{self._all.left_out} older profiles were left out: select a service or a shorter time."
         self._name_spans()
         self._asked_ns = time.time_ns()
 
     def recording_of(self, selection: Selection) -> Recording:
-        """Return the recording that has the traces of a selection."""
-        for trace in selection.filters.get(TRACE, ()):
-            if is_span_key((trace, "")) and trace and not self.recording.has_trace(trace):
-                return self._recording_of_trace(trace)
-        return self.recording
+        """Return the recording that has all of a selection; the database is asked for what has not been read.
+
+        Raises:
+            SourceError: that cannot be done.
+        """
+        services, traces = (tuple(sorted(selection.filters.get(name, ()))) for name in ("service", TRACE))
+        if not all(trace and is_span_key((trace, "")) for trace in traces):
+            traces = ()
+        whole, is_whole = self._all.part, selection.since_ns is None and selection.until_ns is None
+        has_traces = all(map(self.recording.has_trace, traces))
+        is_complete = (self._all.has_all_ids or not traces) and not (self._all.left_out and services)
+        if is_whole and has_traces and is_complete:
+            return self.recording
+        first_ns = whole.since_ns if has_traces else 0
+        since_ns = first_ns if selection.since_ns is None else selection.since_ns
+        until_ns = whole.until_ns if selection.until_ns is None else selection.until_ns
+        step_ns = 0 if traces else min(whole.step_ns, (until_ns - since_ns) // _STEPS)
+        part = Part(since_ns, until_ns, whole.services or services, traces, max(_MIN_STEP_NS, step_ns))
+        reading = self._parts.pop(part, None) or _Reading(part, self.recording.sibling(), since_ns)
+        self._read(reading, self._all.until_ns)
+        self._name_spans()
+        self._parts[part] = reading
+        while len(self._parts) > _MAX_PARTS:
+            self._parts.popitem(last=False)
+        return reading.recording
 
     def count_requests(self, selection: Selection) -> int:
         """Return the requests of a selection: see `Source`."""
@@ -120,12 +161,14 @@ class ClickHouse(Source):
         since_ns, until_ns = self.recording.ends_ns(selection)
         parameters: Parameters = {"since": since_ns, "until": until_ns}
         conditions = [between("Timestamp")]
-        filters = {**selection.filters, **({"service": frozenset({self._service})} if self._service else {})}
+        filters = dict(selection.filters)
+        if self._all.part.services:
+            filters["service"] = frozenset(self._all.part.services)
         for name, column in (("service", "ServiceName"), ("endpoint", "SpanName"), (TRACE, "TraceId")):
             if name in filters:
-                marks = [f"{{{name}{place}:String}}" for place in range(len(filters[name]))]
-                conditions.append(f"{column} IN ({', '.join(marks)})")
-                parameters.update({f"{name}{place}": value for place, value in enumerate(sorted(filters[name]))})
+                condition, values = one_of(column, name, sorted(filters[name]))
+                conditions.append(condition)
+                parameters.update(values)
         ((count,),) = self._client.rows(
             f"SELECT count() FROM (SELECT TraceId, ParentSpanId, ServiceName FROM {SPANS}"
             f" WHERE {' AND '.join(conditions)}) AS t LEFT ANTI JOIN {SPANS} AS p"
@@ -149,30 +192,20 @@ class ClickHouse(Source):
             for span, parent, name, service, start_ns, duration_ns, stacks in rows
         ]
 
-    def _recording_of_trace(self, trace: str) -> Recording:
-        found = self._traces.pop(trace, None)
-        if found is None:
-            found = Recording()
-            for answer in self._table.ask(Period(0, self._until_ns), trace):
-                answer.add_to(RecordReader(found))
-        self._traces[trace] = found
-        while len(self._traces) > _MAX_TRACE_RECORDINGS:
-            self._traces.popitem(last=False)
-        return found
-
-    def _add(self, period: Period) -> bool:
-        """Add the samples of a period, all or none; return True if there are any."""
-        answers = self._table.ask(period)
+    def _read(self, reading: _Reading, until_ns: int) -> bool:
+        """Read what a part has until then, all or nothing; return True if there is any."""
+        period = Period(reading.until_ns, min(until_ns, reading.part.until_ns))
+        if period.until_ns <= period.since_ns:
+            return False
+        answers = self._table.ask(reading.part, period)
         for found in answers:
-            reader = RecordReader(self.recording)
-            found.add_to(reader)
-            self.unread += reader.unread
-            self._left_out += found.left_out
+            reader = RecordReader(reading.recording)
+            reading.has_all_ids &= found.add_to(reader)
+            reading.unread += reader.unread
+            reading.left_out += found.left_out
             if found and not found.is_named:
                 self._unnamed.append((reader, period.since_ns))
-        self._until_ns = period.until_ns
-        if self._left_out:
-            self.note = f"{self._left_out} older profiles were left out: choose fewer hours, or one service."
+        reading.until_ns = period.until_ns
         return any(answers)
 
     def _name_spans(self) -> None:
@@ -192,9 +225,10 @@ class ClickHouse(Source):
             self._unnamed.pop()
 
     def _newest_ns(self, since_ns: int) -> int:
-        return self._table.newest_ns(Period(since_ns, min(time.time_ns() + DAY_NS, self._end_ns)))
+        whole = Part(since_ns, self._end_ns, self._services, (), 0)
+        return self._table.newest_ns(whole, Period(since_ns, min(time.time_ns() + DAY_NS, self._end_ns)))
 
-    def _open_table(self, name: str, chosen: Chosen) -> SampleTable:
+    def _open_table(self, name: str) -> SampleTable:
         """Return a table of samples, of whichever kind it is.
 
         Raises:
@@ -207,7 +241,7 @@ class ClickHouse(Source):
         kind = next((kind for column, kind in kinds.items() if column in columns), None)
         if kind is None or not _NAME.fullmatch(name):
             raise SourceError(f"{self.name}: the table {name} is not one of logs or of profiles")
-        return kind(self._client, name, columns, self._span_columns, chosen)
+        return kind(self._client, name, columns, self._span_columns)
 
     def _read_columns(self, table: str) -> Columns:
         rows = self._client.rows(

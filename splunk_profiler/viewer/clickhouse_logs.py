@@ -5,10 +5,11 @@ Texts are counted in the database, and each text of a stack is sent once; profil
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from splunk_profiler.viewer.clickhouse_tables import Found, Period, Question, SampleTable
+from splunk_profiler.viewer.clickhouse_tables import Found, Part, Period, Question, SampleTable
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -20,7 +21,7 @@ from splunk_profiler.viewer.otlp_files import (
     parse_int,
 )
 from splunk_profiler.viewer.profile_messages import PROFILE_FORMAT, decode_body
-from splunk_profiler.viewer.records import RecordReader, make_sender
+from splunk_profiler.viewer.records import RecordReader, Text, make_sender
 
 _MAX_PROFILES = 2000
 # The metadata line without its numbers, of which no two are equal.
@@ -33,14 +34,28 @@ class _Texts(Found):
 
     bodies: dict[Any, str]
 
-    def add_to(self, reader: RecordReader) -> None:
-        for step_ns, service, version, host, pid, name, _, trace, span, body, count, total_ms in self.rows:
-            weights = {"samples": int(count), "wall": parse_int(int(total_ms) * 1_000_000)}
-            sender, text = make_sender(service, version, host, pid), self.bodies.get(body, "")
-            try:
-                reader.add_text(sender, text, int(step_ns), weights, span=(trace, span), span_name=name)
-            except ValueError:
+    def add_to(self, reader: RecordReader) -> bool:
+        has_all_ids = True
+        texts: dict[Any, Text] = {}
+        for hash_, body in self.bodies.items():
+            with suppress(ValueError):
+                texts[hash_] = reader.read_text(body)
+        for step_ns, service, version, host, pid, name, is_kept, trace, span, hash_, count, total_ms in self.rows:
+            has_all_ids &= bool(is_kept)
+            if (text := texts.get(hash_)) is None:
                 reader.unread += int(count)
+                continue
+            reader.add_stack(
+                make_sender(service, version, host, pid),
+                text.stack,
+                int(step_ns),
+                {"samples": int(count), "wall": parse_int(int(total_ms) * 1_000_000)},
+                thread=text.thread,
+                state=text.state,
+                span=(trace, span),
+                span_name=name,
+            )
+        return has_all_ids
 
 
 class _Profiles(Found):
@@ -48,12 +63,13 @@ class _Profiles(Found):
 
     is_named = False
 
-    def add_to(self, reader: RecordReader) -> None:
+    def add_to(self, reader: RecordReader) -> bool:
         for service, version, host, pid, body in self.rows:
             try:
                 reader.add_message(make_sender(service, version, host, pid), decode_body(body))
             except ValueError:
                 reader.unread += 1
+        return True
 
 
 class LogTable(SampleTable):
@@ -61,25 +77,26 @@ class LogTable(SampleTable):
 
     content = "records of the profiler"
 
-    def ask(self, period: Period, trace: str = "") -> list[Found]:
+    def ask(self, part: Part, period: Period) -> list[Found]:
         """Return samples as text and as profiles: see `SampleTable`."""
-        texts = self._ask_texts(period, trace)
-        return [texts] if trace else [texts, self._ask_profiles(period)]
+        texts = self._ask_texts(part, period)
+        # Traces are in the bodies of profiles: those of the whole table would be too many.
+        return [texts] if part.traces and not part.since_ns else [texts, self._ask_profiles(part, period)]
 
-    def _ask_texts(self, period: Period, trace: str) -> _Texts:
+    def _ask_texts(self, part: Part, period: Period) -> _Texts:
         period_ms = f"toUInt64OrZero({self._attribute('LogAttributes', 'source.event.period')})"
         rows, bodies = self._count(
-            self._records(period, is_text=True),
+            self._records(part, period, is_text=True),
+            part,
             period,
-            trace,
             stack=[_WITHOUT_NUMBERS],
             columns=[],
             sums=["count()", f"sum({period_ms})"],
         )
         return _Texts(rows, dict(bodies))
 
-    def _ask_profiles(self, period: Period) -> _Profiles:
-        condition, parameters = self._records(period, is_text=False)
+    def _ask_profiles(self, part: Part, period: Period) -> _Profiles:
+        condition, parameters = self._records(part, period, is_text=False)
         ((count,),) = self._client.rows(f"SELECT count() FROM {self.name} AS r WHERE {condition}", **parameters)
         rows = self._client.rows(
             f"SELECT {', '.join(self._sender())}, r.Body FROM {self.name} AS r WHERE {condition}"
@@ -88,11 +105,11 @@ class LogTable(SampleTable):
         )
         return _Profiles(rows, left_out=max(0, int(count) - _MAX_PROFILES))
 
-    def _records(self, period: Period, *, is_text: bool) -> Question:
+    def _records(self, part: Part, period: Period, *, is_text: bool) -> Question:
         """Return what selects the records that are read."""
         formats = "'', 'text'" if is_text else f"'{PROFILE_FORMAT}'"
         types = f"'', '{CPU}'" if is_text else f"'', '{CPU}', '{ALLOCATION}'"
-        condition, parameters = self._scope(period)
+        condition, parameters = self._scope(part, period)
         conditions = [
             condition,
             f"{self._attribute('LogAttributes', DATA_FORMAT)} IN ({formats})",
@@ -101,8 +118,8 @@ class LogTable(SampleTable):
         ]
         return Question(" AND ".join(conditions), parameters)
 
-    def _scope(self, period: Period) -> Question:
-        condition, parameters = super()._scope(period)
+    def _scope(self, part: Part, period: Period) -> Question:
+        condition, parameters = super()._scope(part, period)
         conditions = [f"r.ScopeName = '{PROFILE_SCOPE}'", condition]
         if "TimestampTime" in self._columns:  # the table is ordered by it, not by `Timestamp`
             conditions += [

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from splunk_profiler.viewer.clickhouse_tables import Found, Period, SampleTable
+from splunk_profiler.viewer.clickhouse_tables import Found, Part, Period, SampleTable
 from splunk_profiler.viewer.profile_messages import Place, kind_and_distribution
-from splunk_profiler.viewer.records import RecordReader, make_sender
+from splunk_profiler.viewer.records import UNKNOWN_SERVICE, RecordReader, make_sender
 
 # A sample without values is one observation at each of its times.
 _VALUE = "if(empty(r.Values), toInt64(length(r.TimestampsUnixNano)), arraySum(r.Values))"
@@ -23,10 +23,12 @@ class _Samples(Found):
 
     stacks: dict[Any, list[Place]]
 
-    def add_to(self, reader: RecordReader) -> None:
+    def add_to(self, reader: RecordReader) -> bool:
+        has_all_ids = True
         stacks = {hash_: reader.stack(places) for hash_, places in self.stacks.items()}
         unknown = reader.stack([])
-        for step_ns, service, version, host, pid, name, _, trace, span, hash_, *described, sum_ in self.rows:
+        for step_ns, service, version, host, pid, name, is_kept, trace, span, hash_, *described, sum_ in self.rows:
+            has_all_ids &= bool(is_kept)
             thread, kind, unit, period_kind, period_unit, period = described
             values = {kind or "samples": (int(sum_), unit)}
             if unit in _COUNTS and period_kind:
@@ -42,6 +44,7 @@ class _Samples(Found):
                 span=(trace, span),
                 span_name=name,
             )
+        return has_all_ids
 
 
 class ProfileTable(SampleTable):
@@ -49,12 +52,12 @@ class ProfileTable(SampleTable):
 
     content = "profiles"
 
-    def ask(self, period: Period, trace: str = "") -> list[Found]:
+    def ask(self, part: Part, period: Period) -> list[Found]:
         """Return the counted samples: see `SampleTable`."""
         rows, stacks = self._count(
-            self._scope(period),
+            self._scope(part, period),
+            part,
             period,
-            trace,
             stack=["r.FunctionNames", "r.FileNames", "r.LineNumbers", "r.MappingFileNames"],
             columns=[
                 self._described("thread.name"),
@@ -65,8 +68,11 @@ class ProfileTable(SampleTable):
         return [_Samples(rows, {hash_: list(map(_place, *columns)) for hash_, *columns in stacks})]
 
     def _sender(self) -> tuple[str, ...]:
-        service = f"if(r.ServiceName = '', {self._described('process.executable.name')}, r.ServiceName)"
-        return service, *map(self._described, ("service.version", "host.name", "process.pid"))
+        return self._service(), *map(self._described, ("service.version", "host.name", "process.pid"))
+
+    def _service(self) -> str:
+        executable = self._described("process.executable.name")
+        return f"if(r.ServiceName != '', r.ServiceName, if({executable} != '', {executable}, '{UNKNOWN_SERVICE}'))"
 
     def _described(self, name: str) -> str:
         """Return an attribute of the resource, or else of the sample, as a column: profilers differ in that."""

@@ -13,7 +13,7 @@ from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows
 from splunk_profiler.viewer.model import HOUR_NS, UNKNOWN_SPAN
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.profile_messages import OUTSIDE
-from splunk_profiler.viewer.records import RecordReader
+from splunk_profiler.viewer.records import UNKNOWN_SERVICE, RecordReader
 
 _MAX_ROWS = 1_000_000
 LOGS, SPANS = "otel_logs", "otel_traces"  # names of tables, as the exporter has them if it is not told others
@@ -31,10 +31,16 @@ class Period(NamedTuple):
     until_ns: int
 
 
-class Chosen(NamedTuple):
-    """The choice of samples: those of one service if it is named, and equal ones of `step_ns` together."""
+class Part(NamedTuple):
+    """Samples from `since_ns` until before `until_ns`: of these services and traces, or of all if none is named.
 
-    service: str
+    Equal ones in `step_ns` are counted together.
+    """
+
+    since_ns: int
+    until_ns: int
+    services: tuple[str, ...]
+    traces: tuple[str, ...]
     step_ns: int
 
 
@@ -61,8 +67,12 @@ class Found:
     def __bool__(self) -> bool:
         return len(self.rows) > 0
 
-    def add_to(self, reader: RecordReader) -> None:
-        """Add the samples; records that are none are counted as unread."""
+    def add_to(self, reader: RecordReader) -> bool:
+        """Add the samples; records that are none are counted as unread.
+
+        Returns:
+            True if all samples of traces have the ids of these.
+        """
         raise NotImplementedError
 
 
@@ -76,44 +86,43 @@ class SampleTable:
 
     content: str
 
-    def __init__(
-        self, client: ClickHouseClient, name: str, columns: Columns, span_columns: Columns, chosen: Chosen
-    ) -> None:
+    def __init__(self, client: ClickHouseClient, name: str, columns: Columns, span_columns: Columns) -> None:
         self.name = name
         self._client = client
         self._columns = columns
         self._has_spans = bool(span_columns)
-        self._chosen = chosen
 
-    def ask(self, period: Period, trace: str = "") -> list[Found]:
-        """Return the samples of a period, or those of a trace in it.
+    def ask(self, part: Part, period: Period) -> list[Found]:
+        """Return the samples of a part in a period.
 
         Raises:
             SourceError: the database cannot be asked, or has too many different ones.
         """
         raise NotImplementedError
 
-    def newest_ns(self, period: Period) -> int:
-        """Return the time of the newest record of a period; 0 without one."""
-        condition, parameters = self._scope(period)
+    def newest_ns(self, part: Part, period: Period) -> int:
+        """Return the time of the newest record of a part in a period, whatever its trace; 0 without one."""
+        condition, parameters = self._scope(part, period)
         question = f"SELECT max(toUnixTimestamp64Nano(r.Timestamp)) FROM {self.name} AS r WHERE {condition}"
         ((newest_ns,),) = self._client.rows(question, **parameters)
         return int(newest_ns)
 
-    def _scope(self, period: Period) -> Question:
-        """Return what selects the records of a period."""
+    def _scope(self, part: Part, period: Period) -> Question:
+        """Return what selects the records of the part's services in a period."""
         conditions = [between("r.Timestamp")]
         parameters: Parameters = {"since": period.since_ns, "until": period.until_ns}
-        if self._chosen.service:
-            conditions.append("r.ServiceName = {service:String}")
-            parameters["service"] = self._chosen.service
+        if part.services:
+            ordered_by, services = one_of("r.ServiceName", "service", ("", *part.services))
+            named, _ = one_of(self._service(), "service", ("", *part.services))  # those without a name have one here
+            conditions += [ordered_by, named]
+            parameters.update(services)
         return Question(" AND ".join(conditions), parameters)
 
     def _count(
         self,
         question: Question,
+        part: Part,
         period: Period,
-        trace: str,
         *,
         stack: Sequence[str],
         columns: Sequence[str],
@@ -125,17 +134,20 @@ class SampleTable:
         ids of trace and span, the hash, `columns` and `sums`; those of the second are the hash and those of `stack`.
         """
         condition, parameters = question
-        if trace:
-            condition, parameters = f"{condition} AND r.TraceId = {{trace:String}}", {**parameters, "trace": trace}
+        if part.traces:
+            of_traces, traces = one_of("r.TraceId", "trace", part.traces)
+            condition, parameters = f"{condition} AND {of_traces}", {**parameters, **traces}
             kept = "1"
         else:
             kept = (
-                f"r.TraceId IN (SELECT r.TraceId FROM {self.name} AS r WHERE {condition} AND r.TraceId != ''"
+                "r.TraceId = '' OR r.TraceId IN"
+                f" (SELECT r.TraceId FROM {self.name} AS r WHERE {condition} AND r.TraceId != ''"
                 f" GROUP BY r.TraceId ORDER BY count() DESC LIMIT {_MAX_TRACES})"
             )
-        step_ns, hash_of = self._chosen.step_ns, f"cityHash64({', '.join(stack)})"
+        hash_of = f"cityHash64({', '.join(stack)})"
         counted = [
-            f"intDiv(toUnixTimestamp64Nano(r.Timestamp), {step_ns}) * {step_ns} AS step",
+            f"greatest(intDiv(toUnixTimestamp64Nano(r.Timestamp), {part.step_ns}) * {part.step_ns}, {{since:Int64}})"
+            " AS step",
             *self._sender(),
             f"{self._span_name()} AS span_name",
             f"{kept} AS is_kept",
@@ -155,7 +167,7 @@ class SampleTable:
         if len(rows) > _MAX_ROWS:
             raise SourceError(
                 f"there are more than {_MAX_ROWS} different samples in {self.name}:"
-                " choose fewer hours with --last-hours, or one service with --service"
+                " choose a shorter time, fewer hours with --last-hours, or one service with --service"
             )
         # Stacks are asked for after the counts: those of records that came in between are there as well.
         stacks = self._client.rows(
@@ -184,7 +196,11 @@ class SampleTable:
     def _sender(self) -> tuple[str, ...]:
         """Return service, version, host and process as columns."""
         names = ("service.version", "host.name", "process.pid")
-        return "r.ServiceName", *(self._attribute("ResourceAttributes", name) for name in names)
+        return self._service(), *(self._attribute("ResourceAttributes", name) for name in names)
+
+    def _service(self) -> str:
+        """Return the name of the service as a column."""
+        return f"if(r.ServiceName = '', '{UNKNOWN_SERVICE}', r.ServiceName)"
 
     def _attribute(self, column: str, name: str) -> str:
         """Return an attribute of a sample as text."""
@@ -195,6 +211,12 @@ def between(column: str, since: str = "since") -> str:
     """Return the condition for times from that parameter until before the parameter `until`."""
     bounds = {">=": since, "<": "until"}
     return " AND ".join(f"{column} {sign} fromUnixTimestamp64Nano({{{name}:Int64}})" for sign, name in bounds.items())
+
+
+def one_of(column: str, name: str, values: Sequence[str]) -> Question:
+    """Return the condition that a column has one of some values, which are parameters with that name and a number."""
+    parameters: Parameters = {f"{name}{place}": value for place, value in enumerate(values)}
+    return Question(f"{column} IN ({', '.join(f'{{{each}:String}}' for each in parameters)})", parameters)
 
 
 def attribute(column: str, name: str, kind: str) -> str:

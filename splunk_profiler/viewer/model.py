@@ -6,7 +6,7 @@ Times are nanoseconds since the epoch. A weight is in the unit of the value that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 UNKNOWN_SPAN = "(span not received)"  # in place of its name
@@ -109,6 +109,14 @@ class Selection:
     since_ns: int | None = None
     until_ns: int | None = None
     filters: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def without(self, facet: str) -> Selection:
+        """Return this without the filter by a facet."""
+        return replace(self, filters={name: values for name, values in self.filters.items() if name != facet})
+
+    def of_whole_time(self) -> Selection:
+        """Return this without times."""
+        return replace(self, since_ns=None, until_ns=None)
 
 
 class Baseline(NamedTuple):

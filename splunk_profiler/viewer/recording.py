@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from operator import is_
 from typing import Generic, NamedTuple, TypeVar
@@ -84,19 +85,28 @@ class Recording:
 
     def __init__(self) -> None:
         self.units: dict[str, str] = {}
-        self.values: set[str] = set()
         self.functions: list[Function] = []
         self.stacks = Stacks()
         self.facets: list[Facets] = []
         self.labels: set[str] = set()
+        self._function_ids: dict[tuple[str, str], int] = {}
+        self._facet_ids: dict[Facets, int] = {}
+        self._codes: dict[str, tuple[array[int], dict[str, int]]] = {}
+        self._begin_samples()
+
+    def _begin_samples(self) -> None:
+        self.values: set[str] = set()
         self.spans: dict[str, dict[str, Span]] = {}
         self.loaded: list[Columns] = []
         self._builders: dict[tuple[str, ...], ColumnsBuilder] = {}
-        self._function_ids: dict[tuple[str, str], int] = {}
-        self._facet_ids: dict[Facets, int] = {}
         self._last_rows = _Latest[tuple[Selection, int], list[_Rows]](1)  # they are as many as there are samples
         self._last_weights = _Latest[tuple[Selection, int], Numbers](_KEPT_WEIGHTS)
-        self._codes: dict[str, tuple[array[int], dict[str, int]]] = {}
+
+    def sibling(self) -> Recording:
+        """Return a recording without samples that has the same tables: a place is of the same in both."""
+        other = copy(self)
+        other._begin_samples()
+        return other
 
     def function_id(self, name: str, file: str, kind: str) -> int:
         """Return the place of a function in the table."""
@@ -181,8 +191,12 @@ class Recording:
         since_ns, until_ns = self.ends_ns(selection)
         return 1 if selection.value.startswith(IN_USE) else max(1, until_ns - since_ns)
 
-    def facet_weights(self, selection: Selection) -> dict[str, list[tuple[str, int]]]:
+    def facet_weights(
+        self, selection: Selection, names: Collection[str] | None = None
+    ) -> dict[str, list[tuple[str, int]]]:
         """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen.
+
+        Those of `names` alone, if given.
 
         Of a source in several parts a trace has its weight in those where it is one of the heaviest two hundred.
 
@@ -191,12 +205,12 @@ class Recording:
         """
         by_facets = self._sum_facets(selection)
         weights = {}
-        for name in self.facet_names():
-            others = {other: values for other, values in selection.filters.items() if other != name}
+        for name in self.facet_names() if names is None else names:
+            others = selection.without(name)
             found = (
-                self._sum_traces(replace(selection, filters=others))
+                self._sum_traces(others)
                 if name == TRACE
-                else self._sum_values(name, by_facets * self._allowed(others))
+                else self._sum_values(name, by_facets * self._allowed(others.filters))
             )
             weights[name] = [(value, round(weight)) for value, weight in found.most_common(_MAX_VALUES)]
         return weights
@@ -210,7 +224,7 @@ class Recording:
         self._check_facets({facet})
         start_ns, end_ns = self.period_ns()
         step_ns = max(1, -(-(end_ns - start_ns) // buckets))
-        whole = replace(selection, since_ns=None, until_ns=None)
+        whole = selection.of_whole_time()
         sums = (
             self._sum_traces(whole, step_ns)
             if facet == TRACE

@@ -44,6 +44,7 @@ _TEXT_UNITS = {"samples": "count", "wall": "nanoseconds"}
 _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
 # Labels that have a facet of their own, and ids.
 _NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.name", "thread.state", "trace_id"}
+UNKNOWN_SERVICE = "unknown service"  # in place of its name
 HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
 _FRAME = struct.Struct("=ii")  # function and line
 _MAX_LINE = (1 << 31) - 1
@@ -59,7 +60,7 @@ class Sender(NamedTuple):
 
 def make_sender(service: str, version: str, host: str, pid: str) -> Sender:
     """Return the sender with these attributes of its resource, which may be empty."""
-    service = service or "unknown service"
+    service = service or UNKNOWN_SERVICE
     return Sender(service, version, " ".join(part for part in (service, host, pid) if part))
 
 
@@ -75,6 +76,14 @@ class Stack(NamedTuple):
 
     place: int
     code: str
+
+
+class Text(NamedTuple):
+    """A sample as text: its stack, and the name and the state of its thread."""
+
+    stack: Stack
+    thread: str
+    state: str
 
 
 class RecordReader:
@@ -163,23 +172,16 @@ class RecordReader:
             stack = self.recording.stacks.place(b"".join(frames[location] for location in reversed(locations)))
             self._add(Sample(message.time_nanos, stack, self.recording.facets_id(facets), weights, span))
 
-    def add_text(
-        self, sender: Sender, body: str, time_ns: int, weights: dict[str, int], *, span: SpanKey, span_name: str = ""
-    ) -> None:
-        """Read a sample, or several with the same text, whose `weights` are those of texts.
-
-        The name of the span may come later, if it is not given.
+    def read_text(self, body: str) -> Text:
+        """Return what the text of a sample says; `add_stack` takes it.
 
         Raises:
             DumpError: the body is not a call stack.
         """
         dump = parse(body)
-        stack = self._stack_of(body.partition("\n")[2], dump)
-        state = "running" if dump.running else "waiting"
         self.recording.units.update(_TEXT_UNITS)
-        self.add_stack(
-            sender, stack, time_ns, weights, thread=dump.thread_name, state=state, span=span, span_name=span_name
-        )
+        state = "running" if dump.running else "waiting"
+        return Text(self._stack_of(body.partition("\n")[2], dump), dump.thread_name, state)
 
     def add_stack(
         self,
@@ -193,7 +195,10 @@ class RecordReader:
         span: SpanKey,
         span_name: str = "",
     ) -> None:
-        """Read a sample of a stack that `stack` has returned; the units of its weights are known."""
+        """Read a sample, or several alike, of a stack that `stack` has returned; the units of its weights are known.
+
+        The name of the span may come later, if it is not given.
+        """
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
         name = span_name or self._span_name((trace_id, span_id))
         facets = Facets(*sender, name, thread, stack.code, state, span=name)
@@ -250,7 +255,10 @@ class RecordReader:
             elif data_type == CPU:
                 period_ms = parse_int(described.get("source.event.period"))
                 weights = {"samples": 1, "wall": parse_int(period_ms * 1_000_000)}
-                self.add_text(sender, body, parse_int(record.get("timeUnixNano")), weights, span=span_key(record))
+                time_ns, text = parse_int(record.get("timeUnixNano")), self.read_text(body)
+                self.add_stack(
+                    sender, text.stack, time_ns, weights, thread=text.thread, state=text.state, span=span_key(record)
+                )
         except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
             self.unread += 1
 

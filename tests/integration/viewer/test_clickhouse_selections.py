@@ -1,0 +1,147 @@
+"""Selections on the page of a database: what has not been read at their time, of their services or traces is asked for.
+
+Their numbers are compared with those of a directory that has every sample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clickhouse_tables import Database
+from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
+from saved_samples import TRACE, profile_line, sample_line, span_line
+
+from splunk_profiler.viewer.answers import Answers
+from splunk_profiler.viewer.clickhouse import ClickHouse
+from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.model import Baseline, Selection
+from splunk_profiler.viewer.source import Source
+
+SECOND_NS = 10**9
+START_NS = (time.time_ns() - 1200 * SECOND_NS) // (30 * SECOND_NS) * 30 * SECOND_NS  # begins a step of an hour
+MANY_PROFILES = 2000  # that are read at most
+LIGHT_TRACES = "e" * 32, "f" * 32
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    """Ten minutes of two services, of whose traces a hundred have more samples than two others."""
+    heavy = [
+        sample_line("own.heavy(/own.py:3)", time_ns=START_NS).replace(TRACE, f"{number:032x}")
+        for number in range(1, 101)
+        for _ in range(3)
+    ]
+    light = [
+        sample_line("own.light(/own.py:4)", time_ns=START_NS + 5 * SECOND_NS, service="pay").replace(TRACE, trace)
+        for trace in LIGHT_TRACES
+    ]
+    each_second = [
+        sample_line(
+            f"own.step_{second % 7}(/own.py:5)", time_ns=START_NS + second * SECOND_NS, span="", service=service
+        )
+        for second in range(600)
+        for service in ("shop", "pay")
+    ]
+    return [*heavy, *light, *each_second]
+
+
+def fill(database: Database, lines: Iterable[str], directory: Path) -> Source:
+    """Put requests into a database and a directory, and return the latter."""
+    database.make_tables("by_timestamp_time")
+    database.insert(lines)
+    (directory / "requests.jsonl").write_text("".join(lines), "utf-8")
+    return LiveFiles(directory)
+
+
+def shown_by(source: Source, selection: Selection, baseline: Baseline | None = None) -> dict[str, Any]:
+    """Return what the page shows of a selection, in an order that does not depend on where it comes from."""
+    answers = Answers(source)
+    facets = answers.facets(selection)["facets"]
+    top = answers.top(selection, "", baseline)
+    return {
+        "facets": {name: sorted(map(tuple, facets[name])) for name in ("service", "endpoint", "state", "thread")},
+        "trace": {trace: weight for trace, weight in facets["trace"] if trace in LIGHT_TRACES},
+        "top": (top["total"], sorted(map(tuple, top["rows"]))),
+        "flame": answers.flame(selection, False, baseline)["total"],
+    }
+
+
+@pytest.mark.parametrize("seconds", [(10, 20), (0, 47), (299, 300), (595, 9999)])
+@pytest.mark.parametrize("filters", [{}, {"service": frozenset({"pay"})}], ids=["all", "one service"])
+def test_a_stretch_has_its_own_samples_wherever_it_begins_and_ends(
+    database: Database, tmp_path: Path, lines: list[str], seconds: tuple[int, int], filters: Any
+) -> None:
+    files = fill(database, lines, tmp_path)
+    since_ns, until_ns = (START_NS + each * SECOND_NS for each in seconds)
+    stretch = Selection("wall", since_ns, until_ns, filters)
+    shown = shown_by(ClickHouse(database.address, database.environment), stretch)
+    assert shown == shown_by(files, stretch)
+    assert {service for service, _ in shown["facets"]["service"]} == {"shop", "pay"}
+
+
+def test_light_traces_are_shown_together_and_compared_with_everything(
+    database: Database, tmp_path: Path, lines: list[str]
+) -> None:
+    files = fill(database, lines, tmp_path)
+    database_shown = ClickHouse(database.address, database.environment)
+    both = Selection("wall", filters={"trace": frozenset(LIGHT_TRACES)})
+    everything, stretch = Selection("wall"), Selection("wall", START_NS, START_NS + 15 * SECOND_NS)
+    for selection, before in ((both, everything), (everything, both), (stretch, both), (both, stretch)):
+        baseline = Baseline(before, "share")
+        ours, theirs = (shown_by(source, selection, baseline) for source in (database_shown, files))
+        assert ours["top"] == theirs["top"]
+        assert ours["flame"] == theirs["flame"] > 0
+    assert shown_by(database_shown, both)["top"][0] == 2 * SECOND_NS
+
+
+def test_what_is_added_to_a_trace_is_shown(database: Database, tmp_path: Path, lines: list[str]) -> None:
+    fill(database, lines, tmp_path)
+    shown = ClickHouse(database.address, database.environment, refresh_ns=0, lag_ns=0)
+    chosen = Selection("samples", filters={"trace": frozenset({LIGHT_TRACES[0]})})
+    assert Answers(shown).flame(chosen, inverted=False)["total"] == 1
+    database.insert([sample_line("own.late(/own.py:6)", time_ns=time.time_ns()).replace(TRACE, LIGHT_TRACES[0])])
+    assert {row[0] for row in Answers(shown).top(chosen, "")["rows"]} == {"own.light", "own.late"}
+
+
+def test_profiles_that_are_too_many_are_read_when_a_service_or_a_stretch_is_chosen(database: Database) -> None:
+    def lines_of(service: str, time_ns: int) -> str:
+        return profile_line(record_body(replace(small_profile(), time_ns=time_ns)), service=service, time_ns=time_ns)
+
+    later_ns = START_NS + 60 * SECOND_NS
+    busy = lines_of("busy", later_ns)
+    database.make_tables("json")
+    span = span_line("SELECT", SPAN_ID, times_ns=(START_NS, START_NS)).replace(TRACE, TRACE_ID)
+    database.insert([lines_of("quiet", START_NS), span, *[busy] * MANY_PROFILES])
+    shown = Answers(ClickHouse(database.address, database.environment))
+    assert shown.overview()["note"] == "1 older profiles were left out: select a service or a shorter time."
+    assert shown.facets(Selection("samples"))["facets"]["service"] == [("busy", MANY_PROFILES * 1000)]
+    expected = {"SELECT", "(outside of spans)"}
+    of_service = Selection("samples", filters={"service": frozenset({"quiet"})})
+    for quiet in (of_service, Selection("samples", START_NS, later_ns)):
+        assert shown.flame(quiet, inverted=False)["total"] == 1000
+        assert {name for name, _ in shown.facets(quiet)["facets"]["span"]} == expected
+    assert shown.timeline(of_service, "service")["series"][0].value == "quiet"
+
+
+def test_services_without_a_name_can_be_chosen(database: Database) -> None:
+    database.make_tables("by_severity")
+    database.insert([sample_line(time_ns=START_NS, service=""), sample_line(time_ns=START_NS)])
+    unnamed = ClickHouse(database.address, database.environment, service="unknown service")
+    assert dict(unnamed.recording.facet_weights(Selection("samples"))["service"]) == {"unknown service": 1}
+    shown = Answers(ClickHouse(database.address, database.environment))
+    for services, count in ((["unknown service"], 1), (["unknown service", "shop"], 2), (["shop"], 1)):
+        stretch = Selection("samples", START_NS, START_NS + SECOND_NS, {"service": frozenset(services)})
+        assert shown.flame(stretch, inverted=False)["total"] == count
+
+
+def test_a_stretch_without_samples_is_empty(database: Database, tmp_path: Path, lines: list[str]) -> None:
+    fill(database, lines, tmp_path)
+    shown = Answers(ClickHouse(database.address, database.environment))
+    for times_ns in ((0, 5), (10**18, 10), ((1 << 63) - 2, (1 << 63) - 1)):
+        assert shown.flame(Selection("wall", *times_ns), inverted=False)["total"] == 0
+        assert shown.top(Selection("wall", *times_ns), "")["rows"] == []
