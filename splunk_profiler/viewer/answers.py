@@ -87,8 +87,10 @@ class Answers:
             place = None if function is None else recording.find_function(*function)
             return _flame(recording, weights, inverted, before, place)
 
-    def top(self, selection: Selection, search: str, baseline: Baseline | None = None) -> dict[str, Any]:
-        """Return the functions whose name or file has the text, the most of their own first.
+    def top(
+        self, selection: Selection, search: str, baseline: Baseline | None = None, *, by_total: bool = False
+    ) -> dict[str, Any]:
+        """Return the functions whose name or file has the text, those with the most of their own or in all first.
 
         With a baseline each row ends with both weights there, and what differs most comes first.
 
@@ -97,7 +99,7 @@ class Answers:
         """
         with self._lock:
             recording = self._refreshed()
-            return _top(recording, *self._compared(selection, baseline), search)
+            return _top(recording, *self._compared(selection, baseline), search, by_total)
 
     def facets(self, selection: Selection) -> dict[str, Any]:
         """Return the values of each facet with their weights."""
@@ -195,7 +197,7 @@ class Answers:
             answers: dict[str, Any] = {
                 "flame": self.flame(chosen, False, before, function),
                 "inverted": self.flame(chosen, True, before, function),
-                "top": self.top(chosen, "", before),
+                "top": {sort: self.top(chosen, "", before, by_total=sort == "total") for sort in ("own", "total")},
                 "facets": self.facets(chosen),
                 "timeline": {facet: self.timeline(chosen, facet) for facet in overview["facets"]},
             }
@@ -284,6 +286,8 @@ def _flame(
         function=function,
         max_nodes=MAX_FRAMES,
     )
+    if inverted:  # what runs by itself is below the root
+        tree = tree._replace(own=np.where((tree.parent == 0) & (function is None), tree.total, 0))
     used, places = np.unique(tree.function, return_inverse=True)
     functions = [_SMALL_FRAMES if place == SMALL else recording.functions[place] for place in used.tolist()]
     scale = 1 if before is None else before.scale
@@ -298,11 +302,11 @@ def _flame(
     }
 
 
-def _top(recording: Recording, weights: Numbers, before: _Before | None, search: str) -> dict[str, Any]:
+def _top(recording: Recording, weights: Numbers, before: _Before | None, search: str, by_total: bool) -> dict[str, Any]:
     sought = search.casefold()
     rows = []
     matches = 0
-    for row in top_table(recording.stacks, weights, *(before or ())):
+    for row in top_table(recording.stacks, weights, *(before or ()), by_total=by_total):
         name, file, kind = recording.functions[row.function]
         if sought in name.casefold() or sought in file.casefold():
             matches += 1

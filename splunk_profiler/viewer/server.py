@@ -51,7 +51,8 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
         return answers.flame(_selection(request), is_inverted, _baseline(request), _function(request))
 
     def top(request: Request) -> Any:
-        return answers.top(_selection(request), request.query_params.get("search", ""), _baseline(request))
+        search, sort = (request.query_params.get(name, "") for name in ("search", "sort"))
+        return answers.top(_selection(request), search, _baseline(request), by_total=sort == "total")
 
     def timeline(request: Request) -> Any:
         return answers.timeline(_selection(request), request.query_params.get("facet", "service"))

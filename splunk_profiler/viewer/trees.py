@@ -152,13 +152,16 @@ def _prune(tree: Tree, pruned: Sequence[Tree], max_nodes: int) -> Tree:
     return _joined([result, Tree(parents, functions, np.zeros_like(functions), total, total, before)])
 
 
-def top_table(stacks: Stacks, weights: Numbers, before: Numbers | None = None, scale: float = 1) -> list[TopRow]:
-    """Return the functions, first those with the most of their own; above `before` times `scale`, or below."""
+def top_table(
+    stacks: Stacks, weights: Numbers, before: Numbers | None = None, scale: float = 1, *, by_total: bool = False
+) -> list[TopRow]:
+    """Return the functions, the most of their own, or in all, first; above `before` times `scale`, or below."""
     table = stacks.built()
     own, total = _sum_functions(table, weights)
     own_before, total_before = _sum_functions(table, np.zeros_like(weights) if before is None else before * scale)
     found = np.flatnonzero((total != 0) | (total_before != 0))
-    ranked = found[np.lexsort((found, -total[found], -np.abs(own - own_before)[found]))]
+    changes = [-np.abs(total - total_before)[found], -np.abs(own - own_before)[found]]
+    ranked = found[np.lexsort((found, *(reversed(changes) if by_total else changes)))]
     of_functions = (table.function_lines, own, total, own_before, total_before)
     columns: list[Numbers] = [ranked, *(each[ranked] for each in of_functions)]
     return list(map(TopRow._make, zip(*(each.tolist() for each in columns), strict=True)))

@@ -13,6 +13,7 @@ const graph = new FlameGraph(byId("graph"), byId("scroll"), byId("height"), (pat
 
 const value = () => state.get("value") || overview.values[0]?.name || "";
 const view = () => state.get("view") || "flame";
+const sort = () => state.get("sort") || "own"; // of the top table
 const isGraph = () => view() === "flame" || view() === "inverted";
 const unit = () => overview.values.find(({ name }) => name === value())?.unit ?? "count";
 
@@ -53,10 +54,11 @@ async function ask(what, more = new URLSearchParams()) {
     if (what === "flame") return answers[more.get("inverted") === "1" ? "inverted" : "flame"];
     if (what === "timeline") return answers.timeline[more.get("facet")];
     if (what !== "top") return answers[what];
+    const top = answers.top[more.get("sort")];
     const sought = more.get("search").toLowerCase();
-    const rows = answers.top.rows.filter(([name, file]) => `${name}\n${file}`.toLowerCase().includes(sought));
-    const isPart = answers.top.rows.length < answers.top.functions;
-    return { ...answers.top, rows, functions: sought ? rows.length : answers.top.functions, isPart };
+    const rows = top.rows.filter(([name, file]) => `${name}\n${file}`.toLowerCase().includes(sought));
+    const isPart = top.rows.length < top.functions;
+    return { ...top, rows, functions: sought ? rows.length : top.functions, isPart };
   }
   const query = what === "overview" ? "" : selection();
   for (const [name, text] of more) query.append(name, text);
@@ -81,7 +83,7 @@ function explain(error) {
 // Asks for what the view shows, first, since the server answers one question after the other.
 function askShown() {
   if (view() === "source") return ask("source", moreOf({}));
-  if (view() === "top") return ask("top", moreOf({ search: state.get("q") || "" }));
+  if (view() === "top") return ask("top", moreOf({ search: state.get("q") || "", sort: sort() }));
   return ask("flame", moreOf({ inverted: view() === "inverted" ? "1" : "0" }));
 }
 
@@ -218,6 +220,9 @@ function listen() {
   byId("scale").addEventListener("change", (event) => { set({ compare: event.target.value }); show(); });
   byId("all").addEventListener("click", () => { set({ function: "", file: "", zoom: "", ...(view() === "source" && { view: "" }) }); show(); });
   byId("focus").addEventListener("click", () => focusOn(graph.zoomed.name, graph.zoomed.file));
+  for (const button of document.querySelectorAll("[data-sort]")) {
+    button.addEventListener("click", () => { set({ sort: button.dataset.sort }); show(); });
+  }
   for (const button of document.querySelectorAll("[data-view]")) {
     button.addEventListener("click", () => { set({ view: button.dataset.view, zoom: "" }); show(); });
   }

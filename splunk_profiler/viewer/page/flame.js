@@ -131,12 +131,11 @@ class FlameGraph {
     return frame ?? null;
   }
 
-  // Where a frame is drawn, in pixels: the frames above the zoomed one are as wide as all.
-  place(frame, width) {
-    const scale = width / (this.zoomed.total || 1);
-    const left = Math.max(0, (frame.x - this.zoomed.x) * scale);
-    const right = Math.min(width, (frame.x + frame.total - this.zoomed.x) * scale);
-    return [left, right - left];
+  // Where a frame, or the last part of it, is drawn, in pixels: the frames above the zoomed one are as wide as all.
+  place(frame, width, weight = frame.total) {
+    const scale = width / (this.zoomed.total || 1), end = frame.x + frame.total - this.zoomed.x;
+    const left = Math.max(0, (end - weight) * scale);
+    return [left, Math.min(width, end * scale) - left];
   }
 
   draw() {
@@ -164,7 +163,7 @@ class FlameGraph {
       const frame = open.pop();
       const [left, room] = this.place(frame, width);
       if (room < 0.4 || frame.depth > last) continue;
-      if (frame.depth >= first) this.drawFrame(context, frame, left, room);
+      if (frame.depth >= first) this.drawFrame(context, frame, left, room, this.place(frame, width, frame.own));
       for (const child of frame.children) {
         if (child.total * width < 0.4 * this.zoomed.total) break; // the others are lighter
         open.push(child);
@@ -172,7 +171,8 @@ class FlameGraph {
     }
   }
 
-  drawFrame(context, frame, left, room) {
+  // Its own time, which has no child below, is underlined.
+  drawFrame(context, frame, left, room, [ownLeft, own]) {
     const top = frame.depth * ROW - this.scroller.scrollTop;
     const [hue, saturation, light] = COLOURS[frame.kind];
     const dim = frame.depth < this.zoomed.depth || (this.search && !frame.found);
@@ -181,6 +181,10 @@ class FlameGraph {
     context.fillStyle = frame.found ? "hsl(300 75% 78%)"
       : this.isCompared ? changeColour(frame) : `hsl(${hue} ${saturation} ${shade}%)`;
     context.fillRect(left, top, Math.max(room - (room > 3 ? 1 : 0), 0.5), ROW - 1);
+    if (own >= 1) {
+      context.fillStyle = "#15181d";
+      context.fillRect(ownLeft, top + ROW - 3, own - (room > 3 ? 1 : 0), 2);
+    }
     context.globalAlpha = 1;
     if (frame === this.pointed) {
       context.strokeStyle = getComputedStyle(this.canvas).color;

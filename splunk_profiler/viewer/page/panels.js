@@ -129,6 +129,10 @@ function fillTop(shown) {
   const body = byId("top").querySelector("tbody");
   body.textContent = "";
   byId("top").querySelector("table").className = state.get("compare") ? "compared" : "";
+  for (const { dataset, parentElement } of document.querySelectorAll("[data-sort]")) {
+    if (dataset.sort === sort()) parentElement.setAttribute("aria-sort", "descending");
+    else parentElement.removeAttribute("aria-sort");
+  }
   for (const [name, file, line, kind, own, total, ownBefore, totalBefore] of shown.rows) {
     const row = make("tr", "", body);
     const cell = make("td", "", row);
@@ -147,7 +151,8 @@ function fillTop(shown) {
       make("td", `${amount(weight, unit())}  ${share(weight, shown.total)}`, row).className = "number";
     }
     if (ownBefore !== undefined) {
-      const text = totalBefore && total ? change(own, ownBefore, unit()) : change(total, totalBefore, unit());
+      const isByOwn = totalBefore && total && sort() === "own";
+      const text = isByOwn ? change(own, ownBefore, unit()) : change(total, totalBefore, unit());
       make("td", text, row).className = "number change";
     }
   }

@@ -62,6 +62,34 @@ def test_the_page_shows_what_was_recorded_and_a_click_zooms(page: Page, address:
     assert page.value("graph.zoomed.name") == "shop.ranking.rank"
 
 
+def test_own_time_is_underlined_in_the_graph(page: Page, address: str) -> None:
+    page.open(address)
+    drawn = page.value(
+        """(() => {
+            const { width, height } = graph.canvas, ratio = width / graph.canvas.clientWidth;
+            const pixels = graph.canvas.getContext("2d").getImageData(0, 0, width, height).data;
+            return Object.fromEntries(graph.frames.map((frame) => {
+                const [left, room] = graph.place(frame, width), y = Math.floor(((frame.depth + 1) * ROW - 3) * ratio);
+                let dark = 0;
+                for (let x = Math.ceil(left); x < left + room - 1; x++) dark += pixels[4 * (y * width + x)] < 60;
+                return [frame.name, Math.round(10 * dark / room)];
+            }));
+        })()"""
+    )
+    assert drawn == {
+        "all": 0,
+        "uvicorn.server.Server.serve": 0,
+        "shop.app.search": 0,
+        "shop.ranking.rank": 4,  # 80 of its 200 samples
+        "shop.ranking.trigrams": 10,
+        "shop.database.candidates": 10,
+        "threading.Condition.wait": 10,
+        "billing.pay": 10,
+    }
+    click_frame(page, "shop.ranking.rank")
+    assert "shop.ranking.rank 3.33 min (47.6 %), own 1.33 min (19.0 %)" in shown(page, "#frame")
+
+
 def test_keys_move_through_the_graph(page: Page, address: str) -> None:
     page.open(address)
     page.value("document.querySelector('#graph').focus()")
@@ -214,8 +242,21 @@ def test_search_marks_what_it_finds_and_says_how_much_it_is(page: Page, address:
 def test_the_inverted_graph_begins_with_what_ran(page: Page, address: str) -> None:
     page.open(f"{address}#view=inverted")
     assert page.value("graph.frames[0].children.map((frame) => frame.name)")[0] == "shop.ranking.trigrams"
+    own = page.value("graph.frames.filter((frame) => frame.own).map((frame) => [frame.depth, frame.own / frame.total])")
+    assert own == [[1, 1]] * 5  # each function that ran; its callers did not
     act(page, "document.querySelector('[data-view=flame]').click()")
     assert page.value("graph.frames[0].children.map((frame) => frame.name)") == ["uvicorn.server.Server.serve"]
+
+
+def test_the_table_is_sorted_by_own_or_total(page: Page, address: str) -> None:
+    page.open(f"{address}#view=top")
+    first = '[...document.querySelectorAll("#top tbody tr")][0].innerText'
+    sorted_by = """document.querySelector("th[aria-sort=descending]").innerText"""
+    assert page.value(first).startswith("shop.ranking.trigrams")
+    assert page.value(sorted_by) == "Own"
+    act(page, "document.querySelector('[data-sort=total]').click()")
+    assert page.value(first).startswith("uvicorn.server.Server.serve")
+    assert page.value(sorted_by) == "Total"
 
 
 def test_a_stretch_of_the_timeline_is_selected_by_dragging(page: Page, address: str) -> None:

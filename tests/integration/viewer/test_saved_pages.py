@@ -55,6 +55,8 @@ def test_the_exported_file_works_without_a_server(page: Page, tmp_path: Path) ->
     act(page, "document.querySelector('[data-view=top]').click()")
     assert "shop.ranking.trigrams" in shown(page, "#top tbody tr")
     page.keep_picture(SCREENS / "file.png")
+    act(page, "document.querySelector('[data-sort=total]').click()")
+    assert "uvicorn.server.Server.serve" in shown(page, "#top tbody tr")
 
 
 @pytest.mark.parametrize("view", VIEWS)
