@@ -5,7 +5,9 @@ The main thread serves until a signal comes; answers are made on the server's th
 
 from __future__ import annotations
 
+import sys
 import webbrowser
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -45,7 +47,9 @@ from splunk_profiler.viewer.store_writer import StoreWriter
     metavar="NAME",
     help="A host, with its port if that is not the usual one, by which a proxy or tunnel is reached.",
 )
-@click.option("--open", "opens", is_flag=True, help="Open the address in the browser of this desktop.")
+@click.option(
+    "--open/--no-open", "opens", default=None, help="Open the address in the browser; done at a terminal of a desktop."
+)
 @click.option(
     "--html",
     "file",
@@ -86,7 +90,7 @@ def view(  # noqa: PLR0917
     host: str,
     port: int,
     allowed: tuple[str, ...],
-    opens: bool,
+    opens: bool | None,
     file: Path | None,
     store: Path | None,
     last_hours: int,
@@ -123,7 +127,14 @@ def view(  # noqa: PLR0917
         write_page(answers, file)
         print_line(f"saved in {file}")
         return
+    opens = is_desktop(environment()) if opens is None else opens
     serve_page(answers, f"{shown.name} is shown at", host=host, port=port, allowed=allowed, opens=opens)
+
+
+def is_desktop(environment: Mapping[str, str]) -> bool:
+    """Return True at a terminal beside which a browser can be opened."""
+    has_screen = sys.platform == "darwin" or environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")
+    return sys.stdout.isatty() and bool(has_screen) and not environment.get("SSH_CONNECTION")
 
 
 def open_files(path: Path) -> Source:
