@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from operator import is_
@@ -34,6 +34,7 @@ _MAX_SERIES = 8
 _MAX_VALUES = 100  # of a facet
 _MAX_LABELS = 20  # that are shown as facets
 _MAX_TRACES = 200  # of each part of a source, that are shown
+_ROWS_AT_ONCE = 500_000
 _KEPT_WEIGHTS = 4  # of the last selections and what they are compared with
 _OF_SPANS = frozenset({TRACE, SPAN_ID})
 IN_USE = "inuse_"  # begins values that say what is, not what was added: those of the last profile count
@@ -255,8 +256,11 @@ class Recording:
     def _sum_stacks(self, question: tuple[Selection, int]) -> Numbers:
         selection, count = question
         sums = np.zeros(count)
-        for columns, rows in self._rows(selection):
-            sums += np.bincount(columns.stack[rows], columns.weights[selection.value][rows], count)
+        chosen = (
+            (columns.stack[rows], columns.weights[selection.value][rows]) for columns, rows in self._rows(selection)
+        )
+        for stack, weights in _joined(chosen):
+            sums += np.bincount(stack, weights, count)
         return sums
 
     def _rows(self, selection: Selection, step_ns: int = 0) -> list[_Rows]:
@@ -271,9 +275,9 @@ class Recording:
             if selection.value not in columns.weights:
                 continue
             rows = columns.rows_between(selection.since_ns, selection.until_ns)
-            masks = [] if allowed.all() else [allowed[columns.facets[rows]]]
+            masks = [] if allowed.all() else [allowed.take(columns.facets[rows])]
             if not _OF_SPANS.isdisjoint(selection.filters):
-                masks.append(_allowed_spans(columns.spans, selection.filters)[columns.span[rows]])
+                masks.append(_allowed_spans(columns.spans, selection.filters).take(columns.span[rows]))
             if last is not None:
                 masks.append(last[self._profile_of(columns, step_ns)[rows]] == columns.time_ns[rows])
             yield columns, rows.start + np.flatnonzero(np.logical_and.reduce(masks)) if masks else rows
@@ -310,27 +314,26 @@ class Recording:
         return Counter({names[place]: sums[place] for place in np.flatnonzero(sums).tolist()})
 
     def _sum_traces(self, selection: Selection, step_ns: int = 0) -> Counter[str]:
-        weights: Counter[str] = Counter()
+        weights: dict[bytes, float] = {}
         for columns, rows in self._rows(selection, step_ns):
             spans = columns.spans
             by_span = np.bincount(columns.span[rows], columns.weights[selection.value][rows], len(spans.ids))
             sums = np.bincount(spans.trace_of, by_span)
             heaviest = np.argpartition(-sums, _MAX_TRACES)[:_MAX_TRACES] if len(sums) > _MAX_TRACES else slice(None)
             for trace, weight in zip(spans.traces[heaviest].tolist(), sums[heaviest].tolist(), strict=True):
-                if weight:
-                    weights[trace.decode()] += weight
-        return weights
+                weights[trace] = weights.get(trace, 0) + weight
+        return Counter({trace.decode(): weight for trace, weight in weights.items() if weight})
 
     def _ranks(self, columns: Columns, rows: slice | Numbers, facet: str, names: Sequence[str]) -> Numbers:
         """Return for each of some samples the place of its value among `names`; their number for others."""
         places = {name: place for place, name in enumerate(names)}
         if facet == TRACE:
-            ranks = np.full(len(columns.spans.traces), len(names))
+            ranks = np.full(len(columns.spans.traces), len(names), np.int8)
             for name, place in places.items():
                 ranks[columns.spans.traces == name.encode()] = place
-            return ranks[columns.spans.trace_of][columns.span[rows]]
+            return ranks[columns.spans.trace_of].take(columns.span[rows])
         codes, values = self._codes_of(facet)
-        return np.array([places.get(value, len(names)) for value in values], np.int64)[codes][columns.facets[rows]]
+        return np.array([places.get(value, len(names)) for value in values], np.int8)[codes].take(columns.facets[rows])
 
     def _allowed(self, filters: Mapping[str, frozenset[str]]) -> Numbers:
         """Return for all facets if the filters let them through.
@@ -360,6 +363,20 @@ class Recording:
         for name in names:
             if name not in FACETS and name not in _OF_SPANS and not name.startswith(LABEL):
                 raise ValueError(f"there is no facet {name}")
+
+
+def _joined(pairs: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield pairs of arrays joined to fewer, larger ones: a small one costs as much as the sums it is added to."""
+    waiting: list[tuple[Numbers, Numbers]] = []
+    rows = 0
+    for pair in pairs:
+        waiting.append(pair)
+        rows += len(pair[0])
+        if rows >= _ROWS_AT_ONCE:
+            yield np.concatenate([one for one, _ in waiting]), np.concatenate([other for _, other in waiting])
+            waiting, rows = [], 0
+    if waiting:
+        yield np.concatenate([one for one, _ in waiting]), np.concatenate([other for _, other in waiting])
 
 
 def _allowed_spans(spans: SpanKeys, filters: Mapping[str, frozenset[str]]) -> Numbers:
