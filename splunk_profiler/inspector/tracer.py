@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH, _PTRACE_GETREGSET = 0x4206, 0x4207, 17, 0x4204
 _WALL = 0x40000000
 _PTRACE_EVENT_STOP = 128
+_SEIZE_ATTEMPTS = 5  # another tracer may let go of the thread between a refusal and the look at it
 _BATCH_SIZE = 8
 _MAX_SPINS = 8
 _MIN_PAUSE_S = 20e-6
@@ -100,34 +101,35 @@ class Tracer:
     def _request_stop(self, tid: int) -> None:
         if tid in self._attached:
             return  # pending since an earlier visit
-        # The entry comes first, so that an exception after the call leaves no thread stopped.
-        self._attached[tid] = None
-        if self._ptrace(_PTRACE_SEIZE, tid, None, None) < 0:
+        for _ in range(_SEIZE_ATTEMPTS):
+            # The entry comes first, so that an exception after the call leaves no thread stopped.
+            self._attached[tid] = None
+            if self._ptrace(_PTRACE_SEIZE, tid, None, None) == 0:
+                self._is_permitted = True
+                # A failure means that the thread is ending, which the wait finds.
+                self._ptrace(_PTRACE_INTERRUPT, tid, None, None)
+                return
             error_number = ctypes.get_errno()
             del self._attached[tid]
-            if error_number != errno.ESRCH:
-                self._handle_seize_error(tid, error_number)
-            return
-        self._is_permitted = True
-        # A failure means that the thread is ending, which the wait finds.
-        self._ptrace(_PTRACE_INTERRUPT, tid, None, None)
+            if error_number == errno.ESRCH or not self._may_be_permitted(tid, error_number):
+                return
+        raise not_permitted(self._pid, f"stopping thread {tid} of process {self._pid} is not permitted")
 
-    def _handle_seize_error(self, tid: int, error_number: int) -> None:
+    def _may_be_permitted(self, tid: int, error_number: int) -> bool:
+        """Return True if no tracer has the thread, or not any more since we were refused; False if it is not read."""
         status = self._status(tid)
         if status.get("State", "X")[0] in "ZX":
-            return
+            return False
         tracer_tid = int(status.get("TracerPid", "0"))
         if tracer_tid == threading.get_native_id():
             self._attach_after_exec()
-            return
+            return False
         if tracer_tid:
             raise AlreadyTracedError(
                 f"thread {tid} is already traced by process {tracer_tid} (debugger, strace, inspector)"
             )
-        if error_number == errno.EPERM and self._is_permitted:
-            return  # permitted before: it was ending or making way for an exec
         if error_number == errno.EPERM:
-            raise not_permitted(self._pid, f"stopping thread {tid} of process {self._pid} is not permitted")
+            return not self._is_permitted  # if it was before, the thread was ending or making way for an exec
         raise UnsupportedError(f"threads cannot be stopped here: ptrace: {os.strerror(error_number)}")
 
     def _wait_for_stop(self, tids: Sequence[int], timeout_s: float) -> list[int]:

@@ -112,7 +112,7 @@ def handler_raises() -> None:
 
     def handle(_number: int, frame: FrameType | None) -> None:
         modules = {module for module, _ in _functions(frame)}
-        # An error inside of `logging` or of `importlib` itself (not of a module that is being loaded) may leave a lock of
+        # An error inside of `logging`, or of `importlib` itself (not of a module that it loads), may leave a lock of
         # Python's acquired, for which every other thread waits for ever.
         is_import = frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
         if "splunk_profiler.lifecycle.process" in modules and "logging" not in modules and not is_import:

@@ -18,6 +18,7 @@ from inspected_process import InspectedProcess, TargetBuilder, import_path, reco
 from target_process import Target
 
 from splunk_profiler.inspector import Reader
+from splunk_profiler.inspector.errors import AlreadyTracedError
 from splunk_profiler.inspector.model import ThreadReading
 from splunk_profiler.inspector.tracer import Tracer
 
@@ -31,6 +32,18 @@ with Reader(int(sys.argv[1])) as reader:
     print("reading", flush=True)
     while True:
         reader.sample()
+"""
+TRACE_LOOP_PROGRAM = """
+import sys
+from splunk_profiler.inspector.tracer import Tracer
+from splunk_profiler.inspector.errors import AlreadyTracedError
+tracer = Tracer(int(sys.argv[1]))
+print("reading", flush=True)
+while True:
+    try:
+        tracer.visit([int(sys.argv[1])], bool)
+    except AlreadyTracedError:
+        pass
 """
 HOLD_PROGRAM = """
 import os, sys
@@ -116,6 +129,19 @@ def test_threads_that_write_in_place_without_invalidating_are_found_out(workshop
         target.do(f"flip {FLIPPING_THREADS} torn", "started")
         mixed, _, _ = count_mixed_reads(target, 400)
         assert mixed > 0
+
+
+def test_a_thread_that_another_inspector_lets_go_of_is_read_or_said_to_be_its(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target, start_inspector(TRACE_LOOP_PROGRAM, target.pid) as inspector:
+        inspector.line("reading")
+        read = held = 0
+        while read < 2000 or held < 2000:
+            try:
+                read += len(Tracer(target.pid).visit([target.pid], bool))
+            except AlreadyTracedError:
+                held += 1
+        inspector.signal(signal.SIGKILL)
+        inspector.finish()
 
 
 def test_inspector_killed_at_any_moment_leaves_no_thread_stopped(workshop: TargetBuilder) -> None:
