@@ -134,7 +134,8 @@ class Correlator:
         if reader is not None:
             reader.stop()  # first: a signal handler may raise at any moment
         threads, self._threads = self._threads, []
-        self._reader = None
+        if self._reader is reader:  # else another thread, for which a stop has not waited, listens since
+            self._reader = None
         self._wake_event.set()
         own = _thread.get_ident()
         for thread in threads:

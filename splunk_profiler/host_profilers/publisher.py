@@ -303,6 +303,8 @@ class ProcessPublisher:
             self._correlator.listen(
                 message_socket.fileno(), lambda: self._reopen(reopen_count), lambda: message_socket.is_open
             )
+            if not self._correlates:
+                self._correlator.close()  # the stop may have come before the reader was known
             self._needs_correlator = False
             if must_reopen:
                 logger.debug("the socket for host profilers had been closed and has been made anew")

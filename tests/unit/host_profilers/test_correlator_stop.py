@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 from asyncio import CancelledError
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +18,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from splunk_profiler._context import SocketReader
+from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
+from splunk_profiler.system.threads import NAME_PREFIX
 
 
 class Talkative:
@@ -54,6 +59,44 @@ def test_what_profilers_send_while_it_stops_does_not_begin_it_anew(tmp_path: Pat
         assert not {"on_end", "on_start"} & vars(bench.processor).keys()
     finally:
         bench.end()
+
+
+class Interrupted:
+    """A socket reader during whose stop something else happens."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._reader = SocketReader(descriptor)
+        self.meanwhile: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def stop(self) -> None:
+        self._reader.stop()
+        if self.meanwhile is not None:
+            thread, self.meanwhile = threading.Thread(target=self.meanwhile), None
+            thread.start()
+            thread.join()
+
+
+def test_a_socket_that_is_listened_to_during_a_close_is_closed_by_the_next_one() -> None:
+    made: list[Interrupted] = []
+
+    def interrupted(descriptor: int) -> Interrupted:
+        made.append(Interrupted(descriptor))
+        return made[-1]
+
+    correlator = Correlator(False, 10, interrupted)
+    with ExitStack() as sockets:
+        ours = [sockets.enter_context(each).fileno() for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)]
+        correlator.listen(ours[0], lambda: None)
+        made[0].meanwhile = lambda: correlator.listen(ours[1], lambda: None)
+        correlator.close()
+        correlator.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith(NAME_PREFIX):
+                thread.join(60)
+                assert not thread.is_alive(), thread.name
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, CancelledError])
