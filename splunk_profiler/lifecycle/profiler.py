@@ -152,6 +152,7 @@ class Profiler:
 
     def _make_sampling(self, parent: Profiler | None) -> Sampling | None:
         from splunk_profiler.lifecycle import sampling  # noqa: PLC0415  # loaded when switched on
+        from splunk_profiler.otel.runtime_id import ResourceTagger  # noqa: PLC0415
 
         choice = sampling.choose_sampling_walker(self.resolved.config.walker, has_lost_threads=self._has_lost_threads)
         if choice is None:
@@ -159,13 +160,14 @@ class Profiler:
         publishing, calls = self._publishing, sampling.PublishingCalls()
         if publishing is not None:
             calls = sampling.PublishingCalls(publishing.audit, publishing.resource, publishing.local_root_of)
-        return sampling.Sampling(
-            self.resolved,
-            self._on_fork_in_child,
-            calls,
+        parent_sampling = None if parent is None else parent._sampling
+        tagger = ResourceTagger(
             self._runtime_id,
-            choice=choice,
-            parent=None if parent is None else parent._sampling,
+            on_spans=self.resolved.config.adds_span_runtime_id,
+            parent=None if parent_sampling is None or self._has_lost_threads else parent_sampling.resource_tagger,
+        )
+        return sampling.Sampling(
+            self.resolved, self._on_fork_in_child, calls, tagger, choice=choice, parent=parent_sampling
         )
 
     def _set_fork_callback(self, on_fork_in_child: Callable[[], None] | None) -> None:

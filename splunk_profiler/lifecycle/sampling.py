@@ -31,7 +31,7 @@ from splunk_profiler.lifecycle.process_export import ProcessExport
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.otel.local_roots import LocalRootTracker
-from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
+from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.otel.trace_selector import TraceSelector
 from splunk_profiler.raw import Periods, RawSnapshot
 from splunk_profiler.system.context_values import ContextValues
@@ -70,7 +70,7 @@ class Sampling:
         resolved: Resolved,
         on_fork_in_child: Callable[[], None],
         publishing: PublishingCalls,
-        runtime_id: RuntimeId,
+        resource_tagger: ResourceTagger,
         *,
         choice: WalkerChoice,
         parent: Sampling | None,
@@ -80,7 +80,7 @@ class Sampling:
         self._is_forked_child = parent is not None
         self._publishing = publishing
         self._choice = choice
-        self._resource_tagger = ResourceTagger(runtime_id, on_spans=config.adds_span_runtime_id)
+        self.resource_tagger = resource_tagger
         if parent is None:
             self._context_tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), on_fork_in_child)
             self._label_tracker: ContextValues[ActiveLabels] = ContextValues(CURRENT_LABELS)
@@ -161,7 +161,7 @@ class Sampling:
             self._label_tracker.clear()
         if self._local_roots is not None:
             self._local_roots.detach()
-        self._resource_tagger.detach()
+        self.resource_tagger.detach()
 
     def _make_local_roots(self, parent: Sampling | None) -> LocalRootTracker | None:
         if not self._resolved.config.sends_profiles:
@@ -224,7 +224,7 @@ class Sampling:
 
         return LocalExport(
             self._resolved,
-            self._resource_tagger,
+            self.resource_tagger,
             self._publishing.enrich_resource,
             inherited if isinstance(inherited, LocalExport) else None,
             loads_at_start=loads_at_start,
@@ -271,6 +271,8 @@ class Sampling:
         self._has_sent = self._has_sent or is_due or self._recorder.has_samples
         if not self._has_sent:  # a command that ends at once starts no exporter
             return True
+        if not is_ending and not self.resource_tagger.is_settled(spans.tracer_provider()):
+            return True  # a little later
         if self.output.failure:
             self._fall_back(self.output.failure)
         is_sent = self.output.send(self._recorder.take())
@@ -315,13 +317,16 @@ class Sampling:
 
     def _record_resource(self) -> None:
         """Record the resource if it has changed; before the application has set one, what we would add to it."""
-        resource = getattr(spans.tracer_provider(), "resource", None)
+        provider = spans.tracer_provider()
+        resource = getattr(provider, "resource", None)
         if resource is None:
             if self._resource is None:
-                self._resource = self._resource_tagger.record_attributes()
+                self._resource = self.resource_tagger.record_attributes()
                 self._recorder.resource(self._resource, "", is_final=False)
             return
-        resource = self._publishing.enrich_resource(self._resource_tagger.resource(resource))
+        if not self._is_ended and not self.resource_tagger.is_settled(provider):
+            return
+        resource = self._publishing.enrich_resource(self.resource_tagger.resource(resource))
         if resource is not self._resource:
             self._resource = resource
             self._recorder.resource(resource.attributes, resource.schema_url, is_final=True)
@@ -336,7 +341,7 @@ class Sampling:
     def _attach_to_provider(self) -> None:
         """Hear of the spans of the application's provider, which may be new."""
         provider = spans.tracer_provider()
-        for listener in (self._resource_tagger, self._local_roots, self._trace_selector):
+        for listener in (self.resource_tagger, self._local_roots, self._trace_selector):
             if listener is not None:
                 listener.attach(provider)
 

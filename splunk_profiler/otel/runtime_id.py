@@ -13,6 +13,7 @@ OpenTelemetry's semantic conventions (``service.instance.id``).
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,7 @@ INSTANCE_ID = "service.instance.id"
 _KEYS: tuple[str, ...] = (RUNTIME_ID, INSTANCE_ID)
 _RECORD_KEYS: tuple[str, ...] = (RUNTIME_ID,)
 _DETACH_TIMEOUT_S = 1.0  # another thread holds the lock for microseconds
+_FORK_HOOK_TIMEOUT_S = 5.0  # the SDK gives a detector of resources as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,18 @@ class RuntimeId:
 
 
 class ResourceTagger:
-    """The tagger of resources, and with `on_spans` of the application's provider, from start to stop."""
+    """The tagger of resources, and with `on_spans` of the application's provider, from start to stop.
 
-    def __init__(self, runtime_id: RuntimeId, *, on_spans: bool) -> None:
+    Args:
+        parent: in a child that Python has forked, the parent's; else None.
+    """
+
+    def __init__(self, runtime_id: RuntimeId, *, on_spans: bool, parent: ResourceTagger | None = None) -> None:
         self._runtime_id = runtime_id
         self._on_spans = on_spans
+        former_id = "" if parent is None else parent._instance_id()
+        self._unsettled_ids = {"", runtime_id.value, *runtime_id.former_values, former_id}
+        self._settled_s = 0.0 if parent is None else time.monotonic() + _FORK_HOOK_TIMEOUT_S
         self._guard = Guard("saying on spans which process they come from")
         self._cached: tuple[Any, tuple[str, ...], Any] | None = None
         self._lock = real_lock()  # guards the following
@@ -75,6 +84,16 @@ class ResourceTagger:
         tagged = self._with_id(resource, keys)
         self._cached = (resource, keys, tagged)
         return tagged
+
+    def is_settled(self, provider: Any) -> bool:
+        """Return False in a forked child while a newer SDK is still to give `provider` another instance id.
+
+        The SDK's hook runs after ours if the provider was made after the profiler's start. Records that are sent
+        before would make one process two instances.
+        """
+        if time.monotonic() >= self._settled_s or not hasattr(provider, "_handle_fork"):
+            return True
+        return provider.resource.attributes.get(INSTANCE_ID, "") not in self._unsettled_ids
 
     def record_attributes(self) -> dict[str, str]:
         """Return what `resource` adds while the service has no resource."""
@@ -104,6 +123,10 @@ class ResourceTagger:
         finally:
             if acquired:
                 self._lock.release()
+
+    def _instance_id(self) -> str:
+        """Return the instance id of the resource that was tagged last; empty if it had none."""
+        return "" if self._cached is None else self._cached[2].attributes.get(INSTANCE_ID, "")
 
     def _is_tagged(self, provider: Any, resource: Any) -> bool:
         """Return True if nothing is left to tag; False also for a tracer made while others were tagged."""

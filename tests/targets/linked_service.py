@@ -43,6 +43,8 @@ def main(when: str) -> None:
         assert splunk_profiler.start()
         say("started", os.getpid())
         sys.stdin.readline()
+        # The profiler in the child has time for records before the provider, whose hook comes next, knows of the fork.
+        os.register_at_fork(after_in_child=lambda: time.sleep(0.3))
     provider = TracerProvider(resource=Resource({"service.name": "linked"}))
     trace.set_tracer_provider(provider)
     tracer = trace.get_tracer("before")

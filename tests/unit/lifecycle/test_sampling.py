@@ -9,7 +9,7 @@ from splunk_profiler.capture.walker import choose_walker
 from splunk_profiler.config import Config, from_config
 from splunk_profiler.export.stream_output import StreamOutput
 from splunk_profiler.lifecycle.sampling import PublishingCalls, Sampling
-from splunk_profiler.otel.runtime_id import RuntimeId
+from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, Item
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.threads import WakeEvent
@@ -37,9 +37,8 @@ class _LossyOutput(StreamOutput):
 
 def test_end_that_is_lost_is_sent_again() -> None:
     resolved = from_config(Config(enabled=True, exporter="thread", call_stack_interval_ms=10), {})
-    sampling = Sampling(
-        resolved, lambda: None, PublishingCalls(), RuntimeId.new(), choice=choose_walker("native"), parent=None
-    )
+    tagger = ResourceTagger(RuntimeId.new(), on_spans=False)
+    sampling = Sampling(resolved, lambda: None, PublishingCalls(), tagger, choice=choose_walker("native"), parent=None)
     output = sampling.output = _LossyOutput()
     sampling.start()
     assert output.sampled.wait(30)

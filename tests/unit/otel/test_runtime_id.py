@@ -145,19 +145,32 @@ def test_a_forked_child_replaces_what_was_ours_and_nothing_else() -> None:
     assert service.carried() == SHOP
 
 
+def test_instance_id_of_the_application_is_not_settled_before_the_sdks_hook() -> None:
+    service, parent = Service({**SHOP, INSTANCE_ID: "of the parent"}), RuntimeId.new()
+    parents = ResourceTagger(parent, on_spans=False)
+    parents.resource(service.provider.resource)
+    identified = ResourceTagger(parent.new_for_child(), on_spans=False, parent=parents)
+    assert identified.is_settled(service.provider) is not hasattr(service.provider, "_handle_fork")
+    service.provider._update_resource(Resource({INSTANCE_ID: "the SDK's"}))
+    assert identified.is_settled(service.provider)
+
+
 @pytest.mark.parametrize("sdk_first", [True, False])
 def test_id_of_a_forked_child_is_independent_of_the_sdks_renewal_order(sdk_first: bool) -> None:
     service, parent = Service(), RuntimeId.new()
-    ResourceTagger(parent, on_spans=True).attach(service.provider)
+    parents = ResourceTagger(parent, on_spans=True)
+    parents.attach(service.provider)
     child = parent.new_for_child()
-    identified = ResourceTagger(child, on_spans=True)
+    identified = ResourceTagger(child, on_spans=True, parent=parents)
     renewed = Resource({INSTANCE_ID: "the SDK's"})
     if sdk_first:
         service.provider._update_resource(renewed)
     identified.attach(service.provider)
+    assert identified.is_settled(service.provider) is (sdk_first or not hasattr(service.provider, "_handle_fork"))
     if not sdk_first:
         service.provider._update_resource(renewed)
     identified.attach(service.provider)
+    assert identified.is_settled(service.provider)
     assert service.carried() == {**SHOP, RUNTIME_ID: child.value, INSTANCE_ID: "the SDK's"}
     identified.detach()
     assert service.carried() == {**SHOP, INSTANCE_ID: "the SDK's"}
