@@ -137,9 +137,10 @@ class InputLatch:
 
 
 def load_exporter() -> None:
-    """Load gRPC now, as a service that exports its spans has: beside busy threads each import waits for the GIL."""
-    import_module("splunk_profiler.export.otlp.exporter")
-    import_module("splunk_profiler.export.resource")
+    """Load what threads of this process export with: beside busy threads each import waits for the GIL."""
+    if os.environ.get("SPLUNK_PROFILER_EXPORTER") == "thread" or os.environ.get("SPLUNK_PROFILER_WALKER") == "portable":
+        import_module("splunk_profiler.export.otlp.exporter")
+        import_module("splunk_profiler.export.resource")
 
 
 def wait_until_visible() -> None:
