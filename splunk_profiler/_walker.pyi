@@ -182,7 +182,7 @@ def sigterm_install() -> bool:
     False without a listener, and in process 1, where the kernel ignores the signal.
     """
 
-def sigterm_wait(watch_id: int, limit_ms: int, /) -> bool:
+def sigterm_wait(listener_id: int, limit_ms: int, /) -> bool:
     """Wait for SIGTERM, without the GIL; return False if the listener has ended.
 
     After the signal, the process ends by it within `limit_ms`, whichever thread has the GIL. If the

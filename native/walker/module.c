@@ -34,7 +34,7 @@ static PyObject *set_after_fork_in_child(PyObject *Py_UNUSED(module), PyObject *
     Py_RETURN_NONE;
 }
 
-static PyObject *tell_start(void (*of)(bool), PyObject *is_starting)
+static PyObject *mark_start(void (*of)(bool), PyObject *is_starting)
 {
     if (!PyBool_Check(is_starting)) {
         return PyErr_Format(PyExc_TypeError, "is_starting must be a bool, not %.100s", Py_TYPE(is_starting)->tp_name);
@@ -45,12 +45,12 @@ static PyObject *tell_start(void (*of)(bool), PyObject *is_starting)
 
 static PyObject *mark_profiler_thread(PyObject *Py_UNUSED(module), PyObject *is_starting)
 {
-    return tell_start(gil_keeper_mark_thread, is_starting);
+    return mark_start(gil_keeper_mark_thread, is_starting);
 }
 
 static PyObject *delay_forks(PyObject *Py_UNUSED(module), PyObject *is_starting)
 {
-    return tell_start(forks_delay, is_starting);
+    return mark_start(forks_delay, is_starting);
 }
 
 /* Keeps the GIL: a busy process would not give it back for far longer than the few microseconds of this. */

@@ -6,7 +6,7 @@
  *
  * A handler that the application installs replaces ours, as it would replace the default. A forked child
  * inherits our handler but not the thread. There the default action happens at once, until the child opens a
- * watch of its own.
+ * listener of its own.
  */
 #include "py_compat.h"
 
@@ -27,12 +27,12 @@
 
 static struct {
     atomic_int pid;             /* process with a waiting thread; 0: none */
-    atomic_uint watch_id;       /* number of watches opened so far */
+    atomic_uint listener_id;    /* number of listeners opened so far */
     atomic_uint wake_count;     /* futex word of the waiting thread */
     atomic_bool is_received;    /* after a SIGTERM the process ends */
     atomic_bool is_from_self;   /* the process sent it to itself */
     atomic_bool is_main_parked; /* the main thread runs no more Python code */
-} sigterm_watch;
+} sigterm_listener;
 
 static void restore_default_action(void)
 {
@@ -42,8 +42,8 @@ static void restore_default_action(void)
 
 static void wake_waiter(void)
 {
-    atomic_fetch_add(&sigterm_watch.wake_count, 1);
-    (void)syscall(SYS_futex, &sigterm_watch.wake_count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    atomic_fetch_add(&sigterm_listener.wake_count, 1);
+    (void)syscall(SYS_futex, &sigterm_listener.wake_count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 /* Async-signal-safe. A child after vfork shares our memory; in such a child this writes nothing. */
@@ -51,7 +51,7 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
 {
     const int saved = errno;
     const pid_t pid = getpid();
-    if (pid != atomic_load(&sigterm_watch.pid)) {
+    if (pid != atomic_load(&sigterm_listener.pid)) {
         restore_default_action();
         (void)kill(pid, SIGTERM); /* blocked until this handler returns */
         errno = saved;
@@ -61,15 +61,15 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
      * after that call may run. The waiting thread parks the main thread, for which it needs no GIL. */
     const bool is_from_self = (info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == pid;
     if (is_from_self) {
-        atomic_store(&sigterm_watch.is_from_self, true);
+        atomic_store(&sigterm_listener.is_from_self, true);
     }
-    atomic_store(&sigterm_watch.is_received, true);
-    if (pid != atomic_load(&sigterm_watch.pid)) { /* closed meanwhile; no thread waits */
+    atomic_store(&sigterm_listener.is_received, true);
+    if (pid != atomic_load(&sigterm_listener.pid)) { /* closed meanwhile; no thread waits */
         restore_default_action();
         (void)kill(pid, SIGTERM);
     }
     wake_waiter();
-    for (int polls = 0; is_from_self && !atomic_load(&sigterm_watch.is_main_parked) && polls < MAX_PARK_POLLS;
+    for (int polls = 0; is_from_self && !atomic_load(&sigterm_listener.is_main_parked) && polls < MAX_PARK_POLLS;
          polls++) {
         (void)poll(NULL, 0, 1);
     }
@@ -115,7 +115,7 @@ static void start_watchdog(int limit_ms)
  * it. */
 static int park_main_thread(void *unused)
 {
-    if (getpid() == atomic_load(&sigterm_watch.pid) && atomic_load(&sigterm_watch.is_received)) {
+    if (getpid() == atomic_load(&sigterm_listener.pid) && atomic_load(&sigterm_listener.is_received)) {
         Py_BEGIN_ALLOW_THREADS
         for (;;) {
             (void)pause();
@@ -128,14 +128,14 @@ static int park_main_thread(void *unused)
 static PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
     const pid_t pid = getpid();
-    if (pid != atomic_load(&sigterm_watch.pid)) { /* the parent may be ending; this process got no signal */
-        atomic_store(&sigterm_watch.is_received, false);
-        atomic_store(&sigterm_watch.is_from_self, false);
-        atomic_store(&sigterm_watch.is_main_parked, false);
+    if (pid != atomic_load(&sigterm_listener.pid)) { /* the parent may be ending; this process got no signal */
+        atomic_store(&sigterm_listener.is_received, false);
+        atomic_store(&sigterm_listener.is_from_self, false);
+        atomic_store(&sigterm_listener.is_main_parked, false);
     }
-    unsigned watch_id = atomic_fetch_add(&sigterm_watch.watch_id, 1) + 1;
-    atomic_store(&sigterm_watch.pid, (int)pid);
-    return PyLong_FromUnsignedLong(watch_id);
+    unsigned listener_id = atomic_fetch_add(&sigterm_listener.listener_id, 1) + 1;
+    atomic_store(&sigterm_listener.pid, (int)pid);
+    return PyLong_FromUnsignedLong(listener_id);
 }
 
 /* The GIL is held here and in the application's signal.signal, so the action does not change between check
@@ -144,7 +144,7 @@ static PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
 {
     struct sigaction now;
     const pid_t pid = getpid();
-    if (pid == INIT_PID || pid != atomic_load(&sigterm_watch.pid) || sigaction(SIGTERM, NULL, &now) != 0) {
+    if (pid == INIT_PID || pid != atomic_load(&sigterm_listener.pid) || sigaction(SIGTERM, NULL, &now) != 0) {
         Py_RETURN_FALSE;
     }
     if (is_our_handler(&now)) {
@@ -161,30 +161,30 @@ static PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
 
 static PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    unsigned int watch_id;
+    unsigned int listener_id;
     int limit_ms;
-    if (!PyArg_ParseTuple(args, "Ii:sigterm_wait", &watch_id, &limit_ms)) {
+    if (!PyArg_ParseTuple(args, "Ii:sigterm_wait", &listener_id, &limit_ms)) {
         return NULL;
     }
     bool is_received;
     Py_BEGIN_ALLOW_THREADS
     for (;;) {
-        unsigned seen = atomic_load(&sigterm_watch.wake_count);
-        /* Read before `is_received`: a signal may arrive while the watch is closed. */
-        unsigned now = atomic_load(&sigterm_watch.watch_id);
-        is_received = atomic_load(&sigterm_watch.is_received);
-        if (is_received || watch_id != now) {
+        unsigned seen = atomic_load(&sigterm_listener.wake_count);
+        /* Read before `is_received`: a signal may arrive while the listener is closed. */
+        unsigned now = atomic_load(&sigterm_listener.listener_id);
+        is_received = atomic_load(&sigterm_listener.is_received);
+        if (is_received || listener_id != now) {
             break;
         }
-        (void)syscall(SYS_futex, &sigterm_watch.wake_count, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+        (void)syscall(SYS_futex, &sigterm_listener.wake_count, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
     }
     if (is_received) {
         start_watchdog(limit_ms);
-        if (atomic_load(&sigterm_watch.is_from_self)) {
+        if (atomic_load(&sigterm_listener.is_from_self)) {
             /* Needs no GIL. If the queue is full, the main thread continues. */
             (void)compat_add_main_pending_call(park_main_thread, NULL);
         }
-        atomic_store(&sigterm_watch.is_main_parked, true);
+        atomic_store(&sigterm_listener.is_main_parked, true);
     }
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(is_received);
@@ -194,23 +194,23 @@ static PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
 {
     struct sigaction now;
     const pid_t pid = getpid();
-    if (pid != atomic_load(&sigterm_watch.pid)) {
+    if (pid != atomic_load(&sigterm_listener.pid)) {
         Py_RETURN_TRUE;
     }
     if (sigaction(SIGTERM, NULL, &now) == 0 && is_our_handler(&now)) {
         restore_default_action();
     }
-    if (atomic_load(&sigterm_watch.is_received)) {
+    if (atomic_load(&sigterm_listener.is_received)) {
         Py_RETURN_FALSE;
     }
     /* From now on our handler performs the default action, if a caller that saved it puts it back. */
-    atomic_store(&sigterm_watch.pid, 0);
-    /* A signal may have arrived just now: its handler may have seen the watch. */
-    if (atomic_load(&sigterm_watch.is_received)) {
-        atomic_store(&sigterm_watch.pid, pid);
+    atomic_store(&sigterm_listener.pid, 0);
+    /* A signal may have arrived just now: its handler may have seen the listener. */
+    if (atomic_load(&sigterm_listener.is_received)) {
+        atomic_store(&sigterm_listener.pid, pid);
         Py_RETURN_FALSE;
     }
-    atomic_fetch_add(&sigterm_watch.watch_id, 1);
+    atomic_fetch_add(&sigterm_listener.listener_id, 1);
     wake_waiter();
     Py_RETURN_TRUE;
 }
@@ -222,12 +222,13 @@ static PyObject *sigterm_end_process(PyObject *Py_UNUSED(module), PyObject *Py_U
 }
 
 PyMethodDef sigterm_methods[] = {
-    {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nOpen a watch and return its number."},
+    {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nOpen a listener and return its number."},
     {"sigterm_install", sigterm_install, METH_NOARGS,
      "sigterm_install($module)\n--\n\nHave SIGTERM end the wait, if its action is the default."},
     {"sigterm_wait", sigterm_wait, METH_VARARGS,
-     "sigterm_wait($module, watch_id, limit_ms, /)\n--\n\nWait for SIGTERM; return False if the watch has ended."},
-    {"sigterm_close", sigterm_close, METH_NOARGS, "sigterm_close($module)\n--\n\nEnd the watch."},
+     "sigterm_wait($module, listener_id, limit_ms, /)\n--\n\nWait for SIGTERM; return False if the listener has "
+     "ended."},
+    {"sigterm_close", sigterm_close, METH_NOARGS, "sigterm_close($module)\n--\n\nEnd the listener."},
     {"sigterm_end_process", sigterm_end_process, METH_NOARGS,
      "sigterm_end_process($module)\n--\n\nEnd the process by SIGTERM."},
     {NULL},

@@ -15,7 +15,7 @@ def inherited_secret() -> str:
     return os.environ.get(TREE, "")
 
 
-def hand_on(secret: str) -> None:
+def propagate_secret(secret: str) -> None:
     """Let programs that this process executes from now on inherit the secret, if nothing can go wrong.
 
     A change of the environment moves it in memory. C code of another thread may read it meanwhile, without the GIL, and

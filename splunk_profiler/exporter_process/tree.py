@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from splunk_profiler import __version__
-from splunk_profiler.config.tree import hand_on, inherited_secret
+from splunk_profiler.config.tree import inherited_secret, propagate_secret
 from splunk_profiler.exporter_process.transport import digest
 
 
@@ -23,7 +23,7 @@ def tree_token() -> str:
     secret = inherited_secret()
     if not secret:
         secret = _secret_of_execution()
-        hand_on(secret)
+        propagate_secret(secret)
     return digest(secret, str(Path(__file__).parents[1]), __version__, str(sys.implementation.cache_tag))
 
 

@@ -98,7 +98,7 @@ class Sampling:
         self._resource: Any = None  # the one that is recorded
         self._sampler = self._make_sampler()
         self._event_guard = Guard("noticing events")
-        self._rest_guard = Guard("recording what goes with snapshots")
+        self._auxiliary_guard = Guard("recording what goes with snapshots")
         self._output_guard = Guard("exporting in this process")
         self._is_audit_due = self._is_ended = self._has_sent = False
         self._sends_from_s = inf  # the end of a wait for samples
@@ -147,7 +147,7 @@ class Sampling:
         with Guard("ending the sampling").catching():
             if has_ended and not self._is_ended:
                 self._is_ended = True
-                self._record_rest()
+                self._record_auxiliary()
                 if not self._send_end(deadline_s):  # the connection was lost, or the buffer full
                     self._send_end(deadline_s)  # all of a new stream
         if self._trace_selector is not None:
@@ -257,8 +257,8 @@ class Sampling:
 
     def _send(self) -> None:
         """Record what accompanies the snapshots, and send all; called at least once a second."""
-        with self._rest_guard.catching():
-            self._record_rest()
+        with self._auxiliary_guard.catching():
+            self._record_auxiliary()
         self._send_taken()
 
     def _send_end(self, deadline_s: float) -> bool:
@@ -300,7 +300,7 @@ class Sampling:
         settings = self.output.settings(self._resolved, is_forked_child=self._is_forked_child)
         self._recorder.start(settings)
 
-    def _record_rest(self) -> None:
+    def _record_auxiliary(self) -> None:
         if self._is_audit_due:
             self._is_audit_due = False
             self._publishing.audit()

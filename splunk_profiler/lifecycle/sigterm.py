@@ -46,8 +46,8 @@ class SigtermHandler:
             logger.debug("what is gathered when SIGTERM comes is not sent: %s", error)
             return
         self.is_ending = False
-        watch_id = _walker.sigterm_open()
-        self._worker = Worker("sigterm", lambda: self._wait(_walker, watch_id))
+        listener_id = _walker.sigterm_open()
+        self._worker = Worker("sigterm", lambda: self._wait(_walker, listener_id))
         self._worker.start()
         _walker.sigterm_install()
         self._signal_patch.install({"signal": _wrap_signal(signal.signal, _walker.sigterm_install)})
@@ -64,8 +64,8 @@ class SigtermHandler:
             self._worker.join(_JOIN_S)
             self._worker = None
 
-    def _wait(self, extension: ModuleType, watch_id: int) -> None:
-        if extension.sigterm_wait(watch_id, _EXIT_TIMEOUT_MS):
+    def _wait(self, extension: ModuleType, listener_id: int) -> None:
+        if extension.sigterm_wait(listener_id, _EXIT_TIMEOUT_MS):
             self.is_ending = True
             with self._guard.catching():
                 self._on_sigterm(extension.sigterm_end_process)
