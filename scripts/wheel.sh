@@ -5,7 +5,7 @@ set -eu
 python=$1
 work=$2
 root=$PWD
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' splunk_profiler/__init__.py)
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' splunk_profiler/version.py)
 
 rm -rf "$work" && mkdir -p "$work"
 sh scripts/make-venv.sh "$python" "$work/tools"

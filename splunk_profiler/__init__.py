@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from splunk_profiler.config.parsers import ConfigError, ProfilerError
     from splunk_profiler.lifecycle.process import ProcessProfiler
     from splunk_profiler.user_labels.labels import labels
+    from splunk_profiler.version import __version__
 
-__version__ = "0.1.0"
 __all__ = ["Config", "ConfigError", "ProfilerError", "__version__", "labels", "start", "stop"]
 
 
@@ -32,6 +32,10 @@ def __getattr__(name: str) -> object:
 
         globals()[name] = labels  # applications use it in every request
         return labels
+    if name == "__version__":
+        from splunk_profiler.version import __version__  # noqa: PLC0415  # loaded on use
+
+        return __version__
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,9 +13,9 @@ from importlib import import_module
 
 import click
 
-from splunk_profiler import __version__
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.config.parsers import ProfilerError
+from splunk_profiler.version import __version__
 
 VERBS = {
     "run": "Run a command with the profiler in its Python processes.",

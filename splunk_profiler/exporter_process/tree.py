@@ -9,9 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from splunk_profiler import __version__
 from splunk_profiler.config.tree import inherited_secret, propagate_secret
 from splunk_profiler.exporter_process.transport import digest
+from splunk_profiler.version import __version__
 
 
 def tree_token() -> str:

@@ -22,6 +22,7 @@ ROWS: dict[str, int] = {
     "_walker": 0,
     "_context": 0,
     "activation": 0,
+    "version": 0,
     "model": 0,
     "config": 0,
     "system": 0,
@@ -195,8 +196,7 @@ def imports(path: Path) -> Iterator[Import]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
-            # The version is no dependency: it is a constant of the package, which any of its modules loads.
-            names = [_target(node.module or "", alias.name) for alias in node.names if alias.name != "__version__"]
+            names = [_target(node.module or "", alias.name) for alias in node.names]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
             names = [_text_of(node.args[0])]
         else:

@@ -16,13 +16,13 @@ from contextlib import suppress
 from http.client import HTTP_PORT, HTTPConnection, HTTPException
 from typing import Any, cast
 
-from splunk_profiler import __version__
 from splunk_profiler.config.parsers import DatadogAgent
 from splunk_profiler.export.datadog.multipart import LIBRARY_NAME, Form, ProfileFormEncoder
 from splunk_profiler.export.deadline_stream import DeadlineStream, TlsStream, client_context, remaining_s
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import real, real_lock
+from splunk_profiler.version import __version__
 
 INPUT_PATH = "/profiling/v1/input"
 TIMEOUT_S = 10.0  # the agent hands a profile on before it answers

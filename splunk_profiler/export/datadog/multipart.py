@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from splunk_profiler import __version__
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats import code_provenance, datadog_pprof, pprof
 from splunk_profiler.model import DataType, InstrumentationSource, Profile
 from splunk_profiler.system.threads import yield_gil
+from splunk_profiler.version import __version__
 
 LIBRARY_NAME = "splunk-profiler"
 _MAX_TAG_LENGTH = 200  # the backend cuts longer ones

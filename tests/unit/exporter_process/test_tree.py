@@ -9,10 +9,10 @@ import sys
 import pytest
 
 pytest.importorskip("splunk_profiler._walker")
-from splunk_profiler import __version__
 from splunk_profiler.config.tree import TREE
 from splunk_profiler.exporter_process import tree
 from splunk_profiler.exporter_process.tree import tree_token
+from splunk_profiler.version import __version__
 
 _IMPORT = """
 import _thread, os
