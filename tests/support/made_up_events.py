@@ -11,7 +11,8 @@ from typing import Any
 
 from opentelemetry import context
 
-from splunk_profiler.capture.events import EventSource, RegisteredSource
+from splunk_profiler.capture.events import RegisteredSource
+from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
@@ -21,7 +22,7 @@ from splunk_profiler.user_labels.labels import CURRENT_LABELS
 KIND = EventKind("object", ValueType("objects", "count"), ValueType("space", "bytes"), data_type=DataType.ALLOCATION)
 
 
-class Objects:
+class Objects(EventSource):
     """The source of the events; active between start and stop."""
 
     def __init__(self) -> None:

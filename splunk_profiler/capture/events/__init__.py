@@ -5,36 +5,20 @@ Never imports OpenTelemetry, a format or a sink.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from splunk_profiler.capture.events.allocations import (
-    ALLOCATION_KIND,
-    AllocationEventSource,
-    make_allocation_source,
-)
+from splunk_profiler.capture.events.allocations import ALLOCATION_KIND, make_allocation_source
 from splunk_profiler.capture.events.current_tasks import make_current_task_source
 from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND, make_exception_source
 from splunk_profiler.capture.events.garbage_collections import GC_KIND, make_gc_source
+from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.events.waiting_tasks import TASK_KIND, make_task_source
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, EventKind
 from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawTask
 from splunk_profiler.system.guard import Guard
-
-
-class EventSource(Protocol):
-    """A recorder of events from `start` to `stop`. Its methods do not block."""
-
-    def start(self) -> None:
-        """Start recording."""
-
-    def stop(self) -> None:
-        """Stop recording and leave nothing behind in the interpreter. Idempotent; also in a forked child."""
-
-    def drain(self) -> Sequence[RawEvent | RawBlocksEnded | RawTask]:
-        """Return the events since the last call, oldest first, at most some thousand."""
 
 
 class RegisteredSource(NamedTuple):
@@ -54,6 +38,7 @@ class RegisteredSource(NamedTuple):
 REGISTERED_SOURCES: tuple[RegisteredSource, ...] = (
     RegisteredSource(GC_KIND, make_gc_source),
     RegisteredSource(TASK_KIND, make_task_source, lambda config: config.max_tasks > 0),
+    RegisteredSource(TASK_KIND, make_current_task_source, lambda _config: False),  # names of tasks, no events
     RegisteredSource(EXCEPTION_KIND, make_exception_source, lambda config: config.samples_exceptions),
     RegisteredSource(ALLOCATION_KIND, make_allocation_source, lambda config: config.memory_enabled),
 )
@@ -85,9 +70,8 @@ class EventSources:
     def stretch(self, ratio: float) -> None:
         """Have sources that cost much record less often by this ratio, of at least 1, than at the start."""
         for source, guard in self._sources:
-            if isinstance(source, AllocationEventSource):
-                with guard.catching():
-                    source.stretch(ratio)
+            with guard.catching():
+                source.stretch(ratio)
 
     def drain(self) -> list[RawEvent | RawBlocksEnded | RawTask]:
         """Return the events of all sources, oldest first of each."""
@@ -102,8 +86,7 @@ def make_sources(config: Config, ticker: Ticker, *, native: bool) -> EventSource
     """Make the sources of the kinds that are on; none unless all threads are sampled."""
     sources = []
     if config.enabled:
-        registered = [(each.kind, each.make_source) for each in REGISTERED_SOURCES]
-        for kind, make_source in (*registered, (TASK_KIND, make_current_task_source)):  # the last gives no events
+        for kind, make_source, _ in REGISTERED_SOURCES:
             if kind.data_type is DataType.CPU and not config.sends_profiles:
                 continue  # records of samples have no place for it
             with Guard(f"what notices events ({kind.name})").catching():

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
 from splunk_profiler.raw import RawAllocation, RawBlocksEnded, RawEvent
-from splunk_profiler.system.guard import logger
+from splunk_profiler.system.guard import OnceLog, logger
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
@@ -24,7 +25,7 @@ ALLOCATION_KIND = EventKind(
 _MAX_SAMPLE_BYTES = 1 << 40  # for the ticker
 
 
-class AllocationEventSource:
+class AllocationEventSource(EventSource):
     """The source of sampled allocations, one in `sample_bytes` on average, whether the ticker runs or not.
 
     With `tracks_live`, it also says which of them are no longer in use.
@@ -34,7 +35,7 @@ class AllocationEventSource:
         self._ticker = ticker
         self._sample_bytes = sample_bytes
         self._tracks_live = tracks_live
-        self._has_warned = False
+        self._once_log = OnceLog()
 
     def start(self) -> None:
         """Start sampling."""
@@ -51,11 +52,21 @@ class AllocationEventSource:
     def drain(self) -> Sequence[RawEvent | RawBlocksEnded]:
         """Return the samples as events, then the blocks that have ended."""
         allocations, ended, are_hooks_refused = self._ticker.drain_allocations()
-        if are_hooks_refused and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
+        counters = self._ticker.counters()
+        if are_hooks_refused:
+            self._once_log.log(
                 "allocations are not sampled any more: another library has removed the hooks of the allocators, and"
                 " they cannot be added again"
+            )
+        if counters.allocations_lost:
+            self._once_log.log(
+                "allocations are missing in the profiles: there were too many at once;"
+                " raise SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES"
+            )
+        if counters.live_evicted:
+            self._once_log.log(
+                "memory in use is missing in the profiles: too many sampled blocks are in use;"
+                " raise SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES"
             )
         events: list[RawEvent | RawBlocksEnded] = [_make_event(each) for each in allocations]
         return [*events, RawBlocksEnded(ended)] if ended else events

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.capture.events.running_loops import RunningLoops, coroutine_name, given_name
+from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.raw import RawTask
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from splunk_profiler import _walker
 
 
-class CurrentTaskSource:
+class CurrentTaskSource(EventSource):
     """The source of the names of running tasks: their own, or the coroutine's for one that asyncio has named."""
 
     def __init__(self, ticker: _walker.Ticker[Any, Any]) -> None:

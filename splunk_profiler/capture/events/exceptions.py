@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
@@ -35,7 +36,7 @@ _MAX_NAME_CHARACTERS = 200
 _module_of, _qualname_of = (type.__dict__[name].__get__ for name in ("__module__", "__qualname__"))
 
 
-class ExceptionSource:
+class ExceptionSource(EventSource):
     """The source of exceptions, which `ticker` records, whether it runs or not."""
 
     def __init__(self, ticker: _walker.Ticker[Frame, Stack]) -> None:

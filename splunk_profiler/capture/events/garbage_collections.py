@@ -10,6 +10,7 @@ import gc
 from collections.abc import Sequence
 from contextlib import suppress
 
+from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
@@ -18,7 +19,7 @@ from splunk_profiler.raw import RawCollection, RawEvent
 GC_KIND = EventKind("gc", count=ValueType("collections", "count"), amount=ValueType("gc", "nanoseconds"))
 
 
-class GcEventSource:
+class GcEventSource(EventSource):
     """The source of collections, which `ticker` records, whether it runs or not."""
 
     def __init__(self, ticker: Ticker) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from splunk_profiler.capture.events.running_loops import RunningLoops, given_name
+from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
@@ -30,7 +31,7 @@ _MAX_PROBED = 1024  # tasks of which the walker finds out if they wait
 _COST_FACTOR = 200  # choosing and capturing takes a 200th of a processor at most
 
 
-class TaskEventSource:
+class TaskEventSource(EventSource):
     """The source of waiting tasks: at most `max_tasks` of them, every `period_ns` or less often.
 
     Each stands for its share of all tasks, and for the time since they were sampled before.

@@ -142,13 +142,22 @@ def test_burst_without_a_drain_has_its_weight_at_its_place_and_in_the_heap() -> 
     assert sum(each.byte_count for each in in_use) == pytest.approx(wanted, rel=0.5)  # a deviation of 10 %
 
 
-def test_log_that_is_full_takes_no_more_and_counts_them() -> None:
+def messages_of_drains(ticker: Any, caplog: pytest.LogCaptureFixture) -> list[str]:
+    source = AllocationEventSource(ticker, 1, tracks_live=True)
+    for _ in range(2):
+        source.drain()
+    return caplog.messages
+
+
+def test_log_that_is_full_takes_no_more_and_counts_them(caplog: pytest.LogCaptureFixture) -> None:
     with sampling(1) as drained:
         made = [make_bytes([1 << 22] * 100) for _ in range(11)]
         del made
         drained.drain()
     assert drained.ticker.counters().allocations_lost > 0
     assert len(drained.samples) <= MAX_KEPT
+    (line,) = messages_of_drains(drained.ticker, caplog)
+    assert line.startswith("allocations are missing")
 
 
 def test_samples_of_one_place_are_added_up_once_their_blocks_have_ended() -> None:
@@ -162,7 +171,7 @@ def test_samples_of_one_place_are_added_up_once_their_blocks_have_ended() -> Non
     assert sum(each.byte_count for each in found) == pytest.approx(200 * sys.getsizeof(kept[0]), rel=0.01)
 
 
-def test_full_map_loses_the_oldest_blocks_and_counts_them() -> None:
+def test_full_map_loses_the_oldest_blocks_and_counts_them(caplog: pytest.LogCaptureFixture) -> None:
     kept = []
     with sampling(1_000) as drained:
         for _ in range(MAX_LIVE // 500 + 2):
@@ -173,6 +182,7 @@ def test_full_map_loses_the_oldest_blocks_and_counts_them() -> None:
         kept.clear()
         drained.drain()
         assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+    assert "memory in use is missing" in messages_of_drains(drained.ticker, caplog)[-1]
 
 
 def test_profiler_threads_are_not_sampled() -> None:

@@ -6,6 +6,7 @@ import base64
 import gzip
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from profile_schema import decode
 from stream_feed import StreamedBuilder
 
 from splunk_profiler.capture import events
-from splunk_profiler.capture.events import EventSource, EventSources, RegisteredSource, make_sources
+from splunk_profiler.capture.events import EventSources, RegisteredSource, make_sources
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
+from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
@@ -190,7 +192,7 @@ def test_text_has_no_place_for_events_of_the_timers_profile(ticker: Ticker, monk
 def test_failing_source_stops_no_other_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Failing:
+    class Failing(EventSource):
         def start(self) -> None:
             raise OSError("start")
 
@@ -231,7 +233,8 @@ def test_a_source_that_cannot_be_made_is_left_out_and_named_in_the_log(
 
 
 def test_kinds_have_different_names_and_so_have_their_values() -> None:
-    kinds = [each.kind for each in events.REGISTERED_SOURCES]
+    kinds = events.registered_kinds(replace(PROFILES, memory_enabled=True, exceptions_enabled=True))
+    assert {each.kind for each in events.REGISTERED_SOURCES} == {*kinds}
     assert GC_KIND in kinds
     assert len({kind.name for kind in kinds} | {"timer"}) == len(kinds) + 1
     values = [each.name for kind in kinds for each in kind.values]
