@@ -47,14 +47,14 @@ class Library(NamedTuple):
     tls: Literal["static", "dynamic", "unknown"]
 
 class SwitchCounters(NamedTuple):
-    """Counters since the module was loaded, apart from `threads`."""
+    """Counters for the tests, since the module was loaded, apart from `threads`."""
 
+    threads: int  # threads with a record now
     published: int  # switches that changed the record of a thread
     unchanged: int  # switches that did not
-    cache_hits: int  # of both: switches to a context that was in the cache
-    repaired: int  # threads that `audit` found wrong: switches that no hook saw
-    threads: int  # threads with a record now
     failed: int  # discarded exceptions and failed allocations
+    cache_hits: int  # of all switches: those to a context that was in the cache
+    repaired: int  # threads that `audit` found wrong: switches that no hook saw
 
 class AuditResult(NamedTuple):
     """Numbers of threads whose records were compared with their contexts, and repaired."""

@@ -17,12 +17,15 @@ static PyObject *uninstall(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+#define COUNTER_NAME(index, name)   " " #name
+#define COUNTER_FORMAT(index, name) "K"
+#define COUNTER_VALUE(index, name)  , publisher_counters[index]
+
+/* For the tests. */
 static PyObject *counters(PyObject *module, PyObject *unused)
 {
-    const unsigned long long *counts = publisher_counters;
-    return PyObject_CallFunction(module_type(module, SWITCH_COUNTERS_TYPE), "KKKKnK", counts[PUBLISHED],
-                                 counts[UNCHANGED], counts[CACHE_HITS], counts[REPAIRED],
-                                 (Py_ssize_t)thread_records_count(), counts[FAILED]);
+    return PyObject_CallFunction(module_type(module, SWITCH_COUNTERS_TYPE), "n" SWITCH_COUNTERS(COUNTER_FORMAT),
+                                 (Py_ssize_t)thread_records_count() SWITCH_COUNTERS(COUNTER_VALUE));
 }
 
 static PyObject *reset_after_fork(PyObject *module, PyObject *unused)
@@ -64,7 +67,7 @@ static int module_exec(PyObject *module)
         const char *name, *fields;
     } tuples[TYPE_COUNT] = {
         [LIBRARY_TYPE] = {"Library", "path tls"},
-        [SWITCH_COUNTERS_TYPE] = {"SwitchCounters", "published unchanged cache_hits repaired threads failed"},
+        [SWITCH_COUNTERS_TYPE] = {"SwitchCounters", "threads" SWITCH_COUNTERS(COUNTER_NAME)},
         [AUDIT_RESULT_TYPE] = {"AuditResult", "compared repaired"},
         [RECEIVED_MESSAGES_TYPE] = {"ReceivedMessages", "received too_long"},
         [HOOK_PROBLEM_TYPE] = {"HookProblem", "hook problem"},

@@ -68,8 +68,6 @@ HIDDEN void publisher_uninstall(void);
 HIDDEN const publisher_config *publisher_active_config(void); /* NULL: not installed in this interpreter */
 HIDDEN void publisher_publish(void); /* show the calling thread's current context; never raises */
 
-/* Counters by show_result, and of these: */
-enum { CACHE_HITS = FAILED + 1, REPAIRED, COUNTER_COUNT };
 HIDDEN extern unsigned long long publisher_counters[COUNTER_COUNT];
 
 /* context_cache.c: what known contexts show, so that returning to one costs no look-up. It says when an entry is

@@ -190,7 +190,7 @@ static COLD thread_record *get_record(bool is_needed)
     return record;
 }
 
-HOT show_result thread_records_show(const encoded_span *span, const encoded_labels *labels)
+HOT switch_counter thread_records_show(const encoded_span *span, const encoded_labels *labels)
 {
     thread_record *record = cached_record.record;
     if (atomic_load_explicit(&cached_record.thread_pointer, memory_order_relaxed) != thread_records_thread_pointer()) {

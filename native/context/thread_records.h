@@ -18,11 +18,16 @@ typedef enum { ELASTIC, CUSTOM_LABELS, LIBRARY_KINDS } library_kind;
 /* Returns the address of the calling thread's pointer of a library. */
 typedef void **(*slot_accessor)(void);
 
-typedef enum { PUBLISHED, UNCHANGED, FAILED } show_result; /* FAILED: no memory */
+/* The counters of publishing, which the tests look at; nothing else reads them. They begin with the results of
+ * thread_records_show; FAILED: no memory. */
+#define SWITCH_COUNTERS(X)                                                                                             \
+    X(PUBLISHED, published) X(UNCHANGED, unchanged) X(FAILED, failed) X(CACHE_HITS, cache_hits) X(REPAIRED, repaired)
+#define COUNTER_INDEX(index, name) index,
+typedef enum { SWITCH_COUNTERS(COUNTER_INDEX) COUNTER_COUNT } switch_counter;
 
 /* Show this context in the calling thread from now on; NULL: no span, no labels. A thread that never had
  * either gets no record. */
-HIDDEN show_result thread_records_show(const encoded_span *span, const encoded_labels *labels);
+HIDDEN switch_counter thread_records_show(const encoded_span *span, const encoded_labels *labels);
 
 /* Show no span in the calling thread while code that may switch threads finds out its context. Return what
  * was shown before. */

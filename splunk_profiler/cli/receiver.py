@@ -67,7 +67,6 @@ class ReceivedCounts:
         samples_in_spans: samples with a span id.
         profiles: log records of the profiling scope that are an aggregated profile.
         logs: log records of any other scope.
-        metrics: requests with metrics, which are acknowledged and dropped.
         services: the first `MAX_SERVICES` names of services, cut to `MAX_NAME_LENGTH` characters.
         unnamed_services: how often a service was received that is not in `services`.
     """
@@ -77,7 +76,6 @@ class ReceivedCounts:
     profiles: int = 0
     logs: int = 0
     spans: int = 0
-    metrics: int = 0
     services: tuple[str, ...] = ()
     unnamed_services: int = 0
     refusals: Refusals = Refusals()
@@ -119,7 +117,7 @@ class Receiver:
         services = (
             _make_service("Logs", self._make_handler(ExportLogsServiceRequest, store.logs, _count_logs)),
             _make_service("Trace", self._make_handler(ExportTraceServiceRequest, store.traces, _count_spans)),
-            _make_service("Metrics", self._handle_metrics),
+            _make_service("Metrics", lambda _body, _context: _ACCEPTED),  # dropped: nothing here shows metrics
         )
         self._server.add_generic_rpc_handlers(services)
         address = _format_address(host, port)
@@ -149,10 +147,6 @@ class Receiver:
             return _ACCEPTED
 
         return handle
-
-    def _handle_metrics(self, _body: bytes, _context: grpc.ServicerContext) -> bytes:
-        self._add(ReceivedCounts(metrics=1))
-        return _ACCEPTED
 
     def _parse(self, kind: Any, body: bytes, context: grpc.ServicerContext) -> Any:
         problem = ""

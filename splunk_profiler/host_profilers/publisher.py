@@ -164,9 +164,9 @@ class ProcessPublisher:
         if message_socket is not None and not message_socket.is_open:
             self._reopen()
         self._extension.refresh()
-        _, repaired = self._extension.audit()
+        compared, repaired = self._extension.audit()
         if repaired:
-            text = "what a thread showed to host profilers was not its context and has been repaired"
+            text = f"{repaired} of {compared} threads showed host profilers another context than theirs; now repaired"
             self._once_log.log(text, logging.DEBUG)
 
     def hold_for_fork(self, timeout_s: float) -> None:

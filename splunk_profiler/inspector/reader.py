@@ -42,7 +42,6 @@ class Reader:
         with Reader(pid) as reader:
             report = reader.read()        # everything, with reasons
             threads = reader.sample()     # the threads only, by the last refresh
-            thread = reader.sample_one(tid)
 
     Args:
         pid: the process.
@@ -168,11 +167,6 @@ class Reader:
         if not readings and (tasks or not running):
             self._process.raise_if_ended()
         return tuple(readings)
-
-    def sample_one(self, tid: int) -> ThreadReading | None:
-        """Read one thread; return None if it has ended."""
-        readings = self._visit([task for task in self._process.tasks() if task.tid == tid], False)
-        return readings[0] if readings else None
 
     def _visit(self, tasks: list[Task], code: bool) -> list[ThreadReading]:
         by_tid = {task.tid: task for task in tasks if task.can_stop} if self._variables else {}
