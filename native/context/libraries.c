@@ -127,6 +127,42 @@ static void set_storage_pointer(void *wanted)
     storage.current = wanted;
 }
 
+/* What is used of a library. `pointer` is that to the process storage; NULL: the library has none. */
+typedef struct {
+    slot_accessor accessor;
+    void **pointer;
+} opened_library;
+
+/* Load a library for as long as the process lives. Return false with an exception if it is none of ours. */
+static bool open_library(const char *file, library_kind kind, bool has_storage, opened_library *opened)
+{
+    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        PyErr_Format(PyExc_OSError, "%s cannot be loaded: %s", file, dlerror());
+        return false;
+    }
+    opened->pointer = has_storage ? find_symbol(handle, file, STORAGE_POINTER) : NULL;
+    opened->accessor = NULL;
+    if (!has_storage || opened->pointer != NULL) {
+        opened->accessor = (slot_accessor)find_symbol(handle, file, symbols[kind].accessor);
+    }
+    if (opened->accessor == NULL) {
+        dlclose(handle);
+        return false;
+    }
+    return true;
+}
+
+/* Point the library that was just loaded to its storage, which this owns from now on. */
+static void publish_storage(void **pointer, void *content)
+{
+    if (storage.pointer != NULL && storage.pointer != pointer) {
+        set_storage_pointer(NULL); /* another file than the previous one */
+    }
+    storage.pointer = pointer;
+    set_storage_pointer(content);
+}
+
 /* `path` is bytes, and stolen. `content` of the process storage: bytes; NULL: the library has none. */
 static PyObject *load_library(PyObject *module, library_kind kind, PyObject *path, PyObject *content)
 {
@@ -140,30 +176,16 @@ static PyObject *load_library(PyObject *module, library_kind kind, PyObject *pat
     if (content != NULL && (copied = copy_bytes(content)) == NULL) {
         goto error;
     }
-    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL) {
-        PyErr_Format(PyExc_OSError, "%s cannot be loaded: %s", file, dlerror());
-        goto error;
-    }
-    void **pointer = content == NULL ? NULL : find_symbol(handle, file, STORAGE_POINTER);
-    slot_accessor accessor = NULL;
-    if (content == NULL || pointer != NULL) {
-        accessor = (slot_accessor)find_symbol(handle, file, symbols[kind].accessor);
-    }
-    if (accessor == NULL) {
-        dlclose(handle);
+    opened_library opened;
+    if (!open_library(file, kind, content != NULL, &opened)) {
         goto error;
     }
     if (content != NULL) {
-        if (storage.pointer != NULL && storage.pointer != pointer) {
-            set_storage_pointer(NULL); /* another file than the previous one */
-        }
-        storage.pointer = pointer;
-        set_storage_pointer(copied);
+        publish_storage(opened.pointer, copied);
         copied = NULL;
     }
-    const char *tls = tls_of(kind, accessor);
-    thread_records_use_library(kind, accessor, strcmp(tls, "static") == 0); /* from now on it stays loaded */
+    const char *tls = tls_of(kind, opened.accessor);
+    thread_records_use_library(kind, opened.accessor, strcmp(tls, "static") == 0);
     notify_readers();
     void *again = dlopen(file, RTLD_NOW | RTLD_LOCAL); /* some readers trace this call instead */
     if (again != NULL) {

@@ -34,10 +34,9 @@ static void read_table(loaded_module *m, int which, ElfW(Addr) value, size_t siz
     }
 }
 
-bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
+/* Read the dynamic section; `values` are by tag. Higher tags are not needed. */
+static void read_dynamic_section(const struct dl_phdr_info *info, ElfW(Addr) values[DT_NUM])
 {
-    *m = (loaded_module){.info = info};
-    ElfW(Addr) values[DT_NUM] = {0}; /* by tag of the dynamic section; higher tags are not needed */
     for (size_t i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *header = &info->dlpi_phdr[i];
         uintptr_t start = info->dlpi_addr + header->p_vaddr;
@@ -51,6 +50,13 @@ bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
             }
         }
     }
+}
+
+bool loaded_module_read(loaded_module *m, const struct dl_phdr_info *info)
+{
+    ElfW(Addr) values[DT_NUM] = {0};
+    *m = (loaded_module){.info = info};
+    read_dynamic_section(info, values);
     if (values[DT_SYMTAB] == 0 || values[DT_STRTAB] == 0 || values[DT_SYMENT] != sizeof(ElfW(Sym))) {
         return false;
     }

@@ -53,56 +53,85 @@ static PyObject *current_variables(void)
     return context == NULL ? NULL : (PyObject *)compat_variables_of(context);
 }
 
+/* A span without a cached identity, which Python code was asked about. */
+typedef struct {
+    PyObject *span;     /* owned; NULL: none */
+    Identity *identity; /* owned, or NULL */
+} asked_span;
+
+/* Find what to show of a span: a new reference, or NULL. Return false after Python code has run: the current context
+ * may be another one now. */
+static bool find_identity(const publisher_config *config, PyObject *span, asked_span *asked, Identity **identity,
+                          bool *cacheable)
+{
+    if (span == NULL || spans_cached_identity(config, span, identity) == FOUND) {
+        return true;
+    }
+    *cacheable = false;
+    if (PyErr_Occurred()) {
+        discard_exception();
+    }
+    if (asked->span == NULL) {
+        asked->span = Py_NewRef(span);
+        spans_identify(config, asked->span, &asked->identity);
+        return false;
+    }
+    if (span == asked->span) { /* its attributes cannot be set */
+        *identity = (Identity *)Py_XNewRef((PyObject *)asked->identity);
+    }
+    return true;
+}
+
+/* Show a span and the calling thread's labels. `variables` are those that a cache entry is for; NULL: no context. */
+static void show_context(const publisher_config *config, Identity *identity, PyObject *variables, bool cacheable,
+                         unsigned install_count)
+{
+    UserLabels *labels = user_labels_exist ? current_labels(config) : NULL;
+    show_record(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
+    /* The results belong to these variables unless an attribute ran Python code meanwhile. */
+    if (cacheable && publisher.install_count == install_count && current_variables() == variables) {
+        context_cache_offer(variables, identity, labels);
+    }
+    Py_XDECREF(labels);
+}
+
+/* Return false if the context must be looked up again; then `asked` is set. */
+static bool try_publish(bool is_switch, asked_span *asked)
+{
+    const publisher_config *config = publisher_active_config();
+    if (config == NULL) {
+        return true;
+    }
+    PyObject *context = NULL;                                                 /* owned */
+    Identity *identity = NULL;                                                /* owned */
+    PyObject *variables = is_switch ? Py_XNewRef(current_variables()) : NULL; /* owned: of the look-ups */
+    bool is_found = true;
+    if (PyContextVar_Get(config->variable, NULL, &context) < 0) {
+        discard_exception();
+        goto error;
+    }
+    unsigned install_count = publisher.install_count;
+    PyObject *span = spans_find(config, context);
+    bool cacheable = is_switch && is_cacheable(config, context, span);
+    is_found = find_identity(config, span, asked, &identity, &cacheable);
+    if (is_found && hooks_is_active()) {
+        show_context(config, identity, variables, cacheable, install_count);
+    }
+error:
+    Py_XDECREF(identity);
+    Py_XDECREF(context);
+    Py_XDECREF(variables);
+    return is_found;
+}
+
 /* No exception is pending before and after. */
 static void publish_current(bool is_switch)
 {
-    PyObject *variables = NULL;                        /* owned: the variables of the look-ups */
-    PyObject *context = NULL, *identified_span = NULL; /* owned */
-    Identity *identity = NULL, *new_identity = NULL;   /* owned */
-    const publisher_config *config;
-    while ((config = publisher_active_config()) != NULL) {
-        variables = is_switch ? Py_XNewRef(current_variables()) : NULL;
-        if (PyContextVar_Get(config->variable, NULL, &context) < 0) {
-            discard_exception();
-            break;
-        }
-        unsigned install_count = publisher.install_count;
-        PyObject *span = spans_find(config, context);
-        bool cacheable = is_switch && is_cacheable(config, context, span);
-        if (span != NULL && spans_cached_identity(config, span, &identity) != FOUND) {
-            if (PyErr_Occurred()) {
-                discard_exception();
-            }
-            /* After Python code has run, look up the current context again. */
-            if (identified_span == NULL) {
-                identified_span = Py_NewRef(span);
-                spans_identify(config, identified_span, &new_identity);
-                Py_CLEAR(context);
-                Py_CLEAR(variables);
-                continue;
-            }
-            if (span == identified_span) { /* its attributes cannot be set */
-                identity = (Identity *)Py_XNewRef((PyObject *)new_identity);
-            }
-            cacheable = false;
-        }
-        if (!hooks_is_active()) {
-            break;
-        }
-        UserLabels *labels = user_labels_exist ? current_labels(config) : NULL;
-        show_record(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
-        /* The results belong to these variables unless an attribute ran Python code meanwhile. */
-        if (cacheable && publisher.install_count == install_count && current_variables() == variables) {
-            context_cache_offer(variables, identity, labels);
-        }
-        Py_XDECREF(labels);
-        break;
+    asked_span asked = {NULL, NULL};
+    while (!try_publish(is_switch, &asked)) {
     }
-    Py_XDECREF(identity);
-    Py_XDECREF(new_identity);
-    Py_XDECREF(identified_span);
-    Py_XDECREF(context);
-    Py_XDECREF(variables);
+    Py_XDECREF(asked.identity);
+    Py_XDECREF(asked.span);
 }
 
 static COLD void publish(bool is_switch)

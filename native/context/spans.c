@@ -42,29 +42,41 @@ lookup_result spans_cached_identity(const publisher_config *config, PyObject *sp
     return none ? FOUND : UNKNOWN;
 }
 
-/* Read the ids of a span from its SpanContext, a tuple (trace id, span id, is remote, flags, ...). MISSING:
- * remote or invalid. UNKNOWN: not such a span. Leaves no exception. */
-static lookup_result read_span_context(PyObject *span, encoded_span *ids)
+/* Return true for a SpanContext: a tuple (trace id, span id, is remote, flags, ...). */
+static bool is_span_context(PyObject *context)
+{
+    return PyTuple_Check(context) && PyTuple_GET_SIZE(context) >= 4 && PyBool_Check(PyTuple_GET_ITEM(context, 2));
+}
+
+/* Return false where the items are no ids and flags; an exception may be set then. */
+static bool read_ids(PyObject *context, encoded_span *ids)
+{
+    long flags = PyLong_AsLong(PyTuple_GET_ITEM(context, 3));
+    ids->trace_flags = (uint8_t)flags;
+    return !(flags == -1 && PyErr_Occurred())
+           && compat_int_to_bytes(PyTuple_GET_ITEM(context, 0), ids->trace_id, TRACE_ID_BYTES) == 0
+           && compat_int_to_bytes(PyTuple_GET_ITEM(context, 1), ids->span_id, SPAN_ID_BYTES) == 0;
+}
+
+static bool are_ids_valid(const encoded_span *ids)
 {
     static const uint8_t zero[TRACE_ID_BYTES];
+    return memcmp(ids->trace_id, zero, TRACE_ID_BYTES) != 0 && memcmp(ids->span_id, zero, SPAN_ID_BYTES) != 0;
+}
+
+/* Read the ids of a span from its SpanContext. MISSING: remote or invalid. UNKNOWN: not such a span. Leaves no
+ * exception. */
+static lookup_result read_span_context(PyObject *span, encoded_span *ids)
+{
     lookup_result result = UNKNOWN;
     PyObject *context = NULL;
     PyObject *name = PyUnicode_InternFromString("_context"); /* the attribute of the SDK's spans */
     if (name == NULL || compat_get_optional_attribute(span, name, &context) <= 0) {
         goto error;
     }
-    if (!PyTuple_Check(context) || PyTuple_GET_SIZE(context) < 4 || !PyBool_Check(PyTuple_GET_ITEM(context, 2))) {
-        goto error;
+    if (is_span_context(context) && read_ids(context, ids)) {
+        result = are_ids_valid(ids) && PyTuple_GET_ITEM(context, 2) == Py_False ? FOUND : MISSING;
     }
-    long flags = PyLong_AsLong(PyTuple_GET_ITEM(context, 3));
-    if ((flags == -1 && PyErr_Occurred())
-        || compat_int_to_bytes(PyTuple_GET_ITEM(context, 0), ids->trace_id, TRACE_ID_BYTES) != 0
-        || compat_int_to_bytes(PyTuple_GET_ITEM(context, 1), ids->span_id, SPAN_ID_BYTES) != 0) {
-        goto error;
-    }
-    ids->trace_flags = (uint8_t)flags;
-    bool valid = memcmp(ids->trace_id, zero, TRACE_ID_BYTES) != 0 && memcmp(ids->span_id, zero, SPAN_ID_BYTES) != 0;
-    result = valid && PyTuple_GET_ITEM(context, 2) == Py_False ? FOUND : MISSING;
 error:
     Py_XDECREF(context);
     Py_XDECREF(name);

@@ -264,15 +264,29 @@ static void count_latency(ticker_state *ticker, int64_t latency_ns)
     }
 }
 
+/* A worker that never drains leaves at most two rings of snapshots; then no more are taken. */
+static bool may_take(const ticker_state *ticker)
+{
+    return !atomic_load(&ticker->loop.is_closed) && ticker->ring.discarded_count < (size_t)ticker->arguments.ring_size;
+}
+
+/* Say how late a snapshot of the timer is. `since_ns` is since when the GIL was waited for; 0: it was not. */
+static void note_lateness(ticker_state *ticker, raw_snapshot *snapshot, int64_t start_ns, int64_t deadline_ns,
+                          int64_t since_ns)
+{
+    snapshot->latency_ns = start_ns - deadline_ns;
+    snapshot->period_ns = atomic_load(&ticker->pending.period_ns);
+    snapshot->gil_wait_ns = since_ns > 0 && since_ns < start_ns ? start_ns - since_ns : 0;
+    count_latency(ticker, snapshot->latency_ns);
+}
+
 /* A focused snapshot without threads is not stored, so it wakes no thread. */
 static bool take_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder)
 {
     int64_t start_ns = monotonic_ns(), time_ns = clock_ns(CLOCK_REALTIME), instant_ns = clock_ns(CLOCK_BOOTTIME);
     int64_t previous_ns = ticker->previous.time_ns;
     int64_t since_ns = deadline_ns == 0 ? 0 : atomic_exchange(&ticker->pending.since_ns, 0);
-    /* A worker that never drains leaves at most two rings of snapshots; then no more are taken. */
-    if (atomic_load(&ticker->loop.is_closed) || ticker->ring.discarded_count >= (size_t)ticker->arguments.ring_size
-        || !walk_stacks(ticker, is_focused, gil_holder)) {
+    if (!may_take(ticker) || !walk_stacks(ticker, is_focused, gil_holder)) {
         return false;
     }
     ticker->previous.time_ns = start_ns;
@@ -286,10 +300,7 @@ static bool take_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_foc
         snapshot->is_focused = is_focused;
         snapshot->since_previous_ns = previous_ns == 0 ? 0 : start_ns - previous_ns;
         if (deadline_ns != 0) {
-            snapshot->latency_ns = start_ns - deadline_ns;
-            snapshot->period_ns = atomic_load(&ticker->pending.period_ns);
-            snapshot->gil_wait_ns = since_ns > 0 && since_ns < start_ns ? start_ns - since_ns : 0;
-            count_latency(ticker, snapshot->latency_ns);
+            note_lateness(ticker, snapshot, start_ns, deadline_ns, since_ns);
         }
         save_previous(ticker, snapshot, deadline_ns);
         store_snapshot(ticker, snapshot);

@@ -167,6 +167,16 @@ static const clock_entry *find_entry(const clock_table *table, size_t *index, co
     return matches ? entry : NULL;
 }
 
+/* Give a thread the times and the state of its reading. */
+static void fill_thread(raw_thread *thread, const clock_entry *entry)
+{
+    thread->cpu_ns = entry->cpu_ns;
+    thread->state = thread->state == THREAD_RUNNING && entry->state != THREAD_RUNNING ? THREAD_READY : entry->state;
+    if (thread->state == THREAD_WAITING && thread->wants_gil) {
+        thread->state = THREAD_WANTS_GIL;
+    }
+}
+
 void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last)
 {
     size_t index = 0;
@@ -178,12 +188,9 @@ void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_
         const clock_entry *entry = fits ? find_entry(table, &index, thread) : NULL;
         if (entry == NULL) {
             thread->cpu_ns = thread_cpu_ns((pid_t)thread->native_id);
-            continue;
         }
-        thread->cpu_ns = entry->cpu_ns;
-        thread->state = thread->state == THREAD_RUNNING && entry->state != THREAD_RUNNING ? THREAD_READY : entry->state;
-        if (thread->state == THREAD_WAITING && thread->wants_gil) {
-            thread->state = THREAD_WANTS_GIL;
+        else {
+            fill_thread(thread, entry);
         }
     }
     return_table(ticker, is_last ? build_table(table, snapshot) : table);

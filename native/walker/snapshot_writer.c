@@ -109,21 +109,32 @@ static bool number_value(const write_call *call, int kind, PyObject *value, PyOb
            || ask(call, kind, Py_NewRef(value), number);
 }
 
+static bool number_identity(const write_call *call, const raw_thread *raw, const raw_thread *before,
+                            written_thread *now)
+{
+    uint32_t *number = &now->numbers[NUMBER_THREAD];
+    bool is_known = before != NULL && *number >= call->floors[NUMBER_THREAD];
+    bool gets_name = raw->python_thread != NULL && !now->is_named;
+    if ((!is_known || gets_name)
+        && !ask(call, NUMBER_THREAD, convert_thread(call->ticker, call->module, raw), number)) {
+        return false;
+    }
+    now->is_named = now->is_named || gets_name;
+    return true;
+}
+
+static bool number_stack(const write_call *call, const raw_thread *raw, const raw_thread *before, written_thread *now)
+{
+    uint32_t *number = &now->numbers[NUMBER_STACK];
+    bool is_known = before != NULL && raw->stack == before->stack && *number >= call->floors[NUMBER_STACK];
+    return is_known || ask(call, NUMBER_STACK, Py_XNewRef(convert_stack(call->ticker, raw->stack)), number);
+}
+
 /* `now` has the numbers of `before`, which is NULL for a new thread. */
 static bool number_thread(const write_call *call, const raw_thread *raw, const raw_thread *before, written_thread *now)
 {
-    bool is_new = before == NULL || now->numbers[NUMBER_THREAD] < call->floors[NUMBER_THREAD];
-    if ((is_new || (raw->python_thread != NULL && !now->is_named))
-        && !ask(call, NUMBER_THREAD, convert_thread(call->ticker, call->module, raw), &now->numbers[NUMBER_THREAD])) {
-        return false;
-    }
-    now->is_named = now->is_named || raw->python_thread != NULL;
-    bool has_moved = before == NULL || raw->stack != before->stack;
-    if ((has_moved || now->numbers[NUMBER_STACK] < call->floors[NUMBER_STACK])
-        && !ask(call, NUMBER_STACK, Py_XNewRef(convert_stack(call->ticker, raw->stack)), &now->numbers[NUMBER_STACK])) {
-        return false;
-    }
-    return number_value(call, NUMBER_SPAN, raw->context, before == NULL ? NULL : before->context, now)
+    return number_identity(call, raw, before, now) && number_stack(call, raw, before, now)
+           && number_value(call, NUMBER_SPAN, raw->context, before == NULL ? NULL : before->context, now)
            && number_value(call, NUMBER_LABELS, raw->labels, before == NULL ? NULL : before->labels, now);
 }
 
