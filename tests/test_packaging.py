@@ -103,6 +103,13 @@ def test_links_between_the_pages_lead_somewhere() -> None:
     assert not dead
 
 
+def test_files_that_the_pages_for_contributors_name_exist() -> None:
+    pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "internals").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.\w+)`", page.read_text("utf-8"))}
+    assert "export/destinations.py" in named
+    assert not [name for name in named if not (ROOT / name).exists() and not (ROOT / "splunk_profiler" / name).exists()]
+
+
 MEASURES = sorted(
     path.stem for path in (ROOT / "benchmarks").glob("*.py") if "\ndef measure(" in path.read_text("utf-8")
 )
