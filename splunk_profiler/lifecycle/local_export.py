@@ -61,11 +61,17 @@ class LocalExport(StreamOutput):
         self._thread.start()
 
     def send(self, data: bytes) -> bool:
-        """Take further bytes of the stream; called at least once a second, on the sampling worker's thread."""
+        """Take further bytes of the stream; return False if they cannot be read and it has to begin anew.
+
+        The sampling worker's thread calls it at least once a second.
+        """
+        is_read = False
         with self._guard.catching():
             self._pipeline.feed(data)
+            is_read = True
+        with self._guard.catching():
             self._pipeline.tick(boottime_ns())
-        return True
+        return is_read
 
     def stop(self, timeout_s: float) -> None:
         """Send what is gathered and end the exporting thread, within about `timeout_s` seconds."""

@@ -30,6 +30,7 @@ from splunk_profiler.stream.captured import (
     TraceEnded,
     TraceSelected,
 )
+from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.guard import Guard
 
@@ -109,10 +110,14 @@ class StreamPipeline:
         """Take further bytes of the stream, in pieces of any size.
 
         Raises:
-            StreamError: it cannot be read, and cannot be read on.
+            StreamError: it cannot be read. The next bytes are those of a stream that begins anew.
         """
-        for item in self._reader.feed(data):
-            self.take(item)
+        try:
+            for item in self._reader.feed(data):
+                self.take(item)
+        except StreamError:
+            self._reader = StreamReader()
+            raise
 
     def tick(self, now_ns: int) -> None:
         """Queue what is due without a capture, at an instant on the boot-time clock; call it at least once a second."""
