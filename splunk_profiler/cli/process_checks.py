@@ -12,6 +12,7 @@ from pathlib import Path
 
 from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.unix_peers import unix_peers
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.system.threads import read_proc_file
 
@@ -64,47 +65,70 @@ def check_process(pid: int, target: str) -> Iterator[Finding]:
     if publishing_libraries:
         fact = f"libraries that they look for are loaded ({', '.join(publishing_libraries)}…)"
         yield good("host profilers", fact, f"to see what they would read: splunk-profiler inspect {pid}")
+    exporters = _find_exporters()
+    exporter = _connected_exporter(root, exporters)
+    if exporter is None and exporters and not _are_sockets_visible(root):
+        fact = "an exporter process runs here, and the kernel does not say whether it serves this process"
+        yield note("exporter", fact, "ask as root in the network namespace of the process")
+        return
+    yield _exporter_finding(exporter, has_grpc="/cygrpc" in maps, needs_grpc=bool(target))
     if not target:
         return
-    exporter = _find_exporter(pid)
-    if exporter is not None:
-        root = exporter
-        yield good("exporter", f"process {exporter.name} makes records and sends them")
-    elif "/cygrpc" not in maps:
-        yield warning("exporter", "neither an exporter process nor gRPC in it: it has not sent anything yet")
     port = int(target.rpartition(":")[2])
-    count = _count_connections(root, port)
+    count = _count_connections(exporter or root, port)
     if count:
         yield good("connection", f"{count} open to port {port}")
     else:
         yield warning("connection", f"none open to port {port} ({target}) at this moment")
 
 
-def _find_exporter(pid: int) -> Path | None:
-    """Return the directory of the exporter process that `pid` or an ancestor of it has started."""
-    exporters: dict[str, Path] = {}
-    for process in _list_directory(Path("/proc")):
-        title = read_proc_file(process / "cmdline").partition(f"\0{TITLE} ")[2]
-        if process.name.isdigit() and title:
-            exporters[title.partition(" ")[0]] = process
-    ancestor = str(pid)
-    while ancestor not in exporters and ancestor not in ("", "0"):
-        _, _, rest = read_proc_file(f"/proc/{ancestor}/status").partition("\nPPid:\t")
-        ancestor = rest.partition("\n")[0]
-    return exporters.get(ancestor)
+def _exporter_finding(exporter: Path | None, *, has_grpc: bool, needs_grpc: bool) -> Finding:
+    if exporter is not None:
+        return good("exporter", f"process {exporter.name} makes records and sends them")
+    fact = "no exporter process is connected to it"
+    if needs_grpc and not has_grpc:
+        return warning("exporter", f"{fact}, and no gRPC is in it: it has not sent anything yet")
+    if has_grpc:
+        return good("exporter", f"{fact}: threads of its own make records and send them")
+    return note("exporter", f"{fact}: threads of its own make records, or it has not sent anything yet")
+
+
+def _find_exporters() -> list[Path]:
+    """Return the directories of all exporter processes."""
+    title = f"\0{TITLE} "
+    return [
+        process
+        for process in _list_directory(Path("/proc"))
+        if process.name.isdigit() and title in read_proc_file(process / "cmdline")
+    ]
+
+
+def _connected_exporter(root: Path, exporters: list[Path]) -> Path | None:
+    peers = unix_peers() if exporters else {}
+    ends = {peers[inode] for inode in _socket_inodes(root) if inode in peers}
+    return next((exporter for exporter in exporters if ends & _socket_inodes(exporter)), None)
+
+
+def _are_sockets_visible(root: Path) -> bool:
+    own = _read_link(Path("/proc/self/ns/net"))
+    return bool(unix_peers()) and _read_link(root / "ns" / "net") == own
 
 
 def _count_connections(root: Path, port: int) -> int:
     """Count the established TCP connections of the process to `port` of any host."""
-    links = (_read_link(descriptor) for descriptor in _list_directory(root / "fd"))
-    socket_inodes = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    inodes = _socket_inodes(root)
     count = 0
     for table in ("tcp", "tcp6"):
         for line in read_proc_file(root / "net" / table).splitlines()[1:]:
             columns = line.split()
-            remote, state, inode = columns[2], columns[3], columns[9]
-            count += state == _ESTABLISHED and int(remote.rpartition(":")[2], 16) == port and inode in socket_inodes
+            remote, state, inode = columns[2], columns[3], int(columns[9])
+            count += state == _ESTABLISHED and int(remote.rpartition(":")[2], 16) == port and inode in inodes
     return count
+
+
+def _socket_inodes(root: Path) -> set[int]:
+    links = (_read_link(descriptor) for descriptor in _list_directory(root / "fd"))
+    return {int(link[len("socket:[") : -1]) for link in links if link.startswith("socket:[")}
 
 
 def _list_directory(directory: Path) -> list[Path]:
