@@ -5,7 +5,7 @@ Runs on one thread of the profiler at a time. Needs the native walker, whose cal
 The socket has an abstract name: a digest of the token of the tree of processes, and the user. All processes of the tree
 with the same user find one exporter by it. Whoever finds none binds the name and starts one; the kernel lets only one
 succeed. Names are public, and free after an exporter's end. So an exporter that another process has started gets only a
-challenge until it has proved that it knows the token.
+challenge until it has proved that it knows the token. Then the host's proof comes first, before the stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from splunk_profiler.exporter_process.transport import (
     MAX_MESSAGE_BYTES,
     REFUSAL,
     SENT,
-    answer_challenge,
+    prove_exporter,
+    prove_host,
     read_peer,
     socket_name,
 )
@@ -220,7 +221,8 @@ class ExporterConnection:
                 raise PermissionError(errno.EPERM, f"the exporter's name was taken by user {uid}")
             challenge = os.urandom(CHALLENGE_BYTES)
             made.send(challenge, _socket.MSG_NOSIGNAL)
-            self._answer = answer_challenge(self._token, challenge)
+            self._unsent[:0] = prove_host(self._token, challenge)
+            self._answer = prove_exporter(self._token, challenge)
             self._answer_due_s = self._clock() + MAX_ANSWER_S * (1 + self._silences)
             self._is_trusted = self._listener is not None  # the name is ours then
             self._socket = _OwnedSocket(made)

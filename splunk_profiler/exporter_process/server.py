@@ -1,5 +1,6 @@
 """The exporter's side of the connections: one thread that reads from all hosts and gives each its `Session`.
 
+A process is a host once it has proved that it knows the token (`newcomer`). Others get nothing, and keep nothing alive.
 Runs on the main thread of the exporter process. Knows nothing of what the bytes mean.
 """
 
@@ -14,15 +15,13 @@ from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import Protocol
 
+from splunk_profiler.exporter_process.newcomer import Newcomer
 from splunk_profiler.exporter_process.transport import (
-    CHALLENGE_BYTES,
     MAX_CONNECTIONS,
     MAX_MESSAGE_BYTES,
     REFUSAL,
     SENT,
-    answer_challenge,
     frame,
-    read_peer,
 )
 from splunk_profiler.system.guard import Guard
 
@@ -30,7 +29,8 @@ _READ_BYTES = 256 * 1024
 _MAX_UNREAD_BYTES = 256 * 1024  # of messages to a host that does not read them
 _TICK_S = 0.5
 _POLL_S = 0.02  # while a session is ending
-_FIRST_CONNECTION_S = 10.0
+_MAX_NEWCOMERS = 256
+_MAX_ALONE_S = 10.0  # without a host
 
 
 class Session(Protocol):
@@ -61,11 +61,9 @@ class Session(Protocol):
 
 
 class _Connection:
-    def __init__(self, accepted: socket.socket, session: Session, token: str) -> None:
+    def __init__(self, accepted: socket.socket, session: Session) -> None:
         self.socket = accepted
         self._session = session
-        self._token = token
-        self._challenge = b""
         self._guard = Guard("a session of the exporter")
         self._unsent = bytearray()
         self._deadline_s = inf  # of a session that is ending
@@ -87,17 +85,8 @@ class _Connection:
             return
         except OSError:  # the host was killed
             pass
-        if not data or not self.call(lambda: self._session.feed(self._answer(data))):
+        if not data or not self.call(lambda: self._session.feed(data)):
             self.end()
-
-    def _answer(self, data: bytes) -> bytes:
-        """Answer the challenge, with which the data begins; return what comes after it."""
-        missing = CHALLENGE_BYTES - len(self._challenge)
-        if missing:
-            self._challenge += data[:missing]
-            if len(self._challenge) == CHALLENGE_BYTES:
-                self._unsent += frame(answer_challenge(self._token, self._challenge))
-        return data[missing:]
 
     def tick(self) -> None:
         if not self._session.is_done and not self.call(self._session.tick):
@@ -115,9 +104,7 @@ class _Connection:
         self.socket.close()
 
     def write(self, last: list[bytes] | None = None) -> None:
-        """Write the session's messages, after the answer; drop those that neither the socket nor the buffer takes."""
-        if len(self._challenge) < CHALLENGE_BYTES:
-            return
+        """Write the session's messages; drop those that neither the socket nor the buffer takes."""
         messages: list[bytes] = []
         self.call(lambda: messages.extend(self._session.messages()))
         for message in messages + (last or []):
@@ -145,28 +132,32 @@ class Server:
         self._make_session = make_session
         self._token = token
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._guard = Guard("the exporter's server")
         self._connections: list[_Connection] = []
+        self._newcomers: list[Newcomer] = []  # oldest first
         self._had_connection = False
+        self._alone_since_s = time.monotonic()
 
     def run(self) -> None:
         """Serve until the last connection is gone, or for 10 seconds without one."""
         next_tick_s = time.monotonic()
-        last_start_s = next_tick_s + _FIRST_CONNECTION_S
         try:
-            while self._connections or (not self._had_connection and time.monotonic() < last_start_s):
+            while self._is_needed():
                 is_ending = any(connection.is_ending for connection in self._connections)
                 for key, _ in self._selector.select(_POLL_S if is_ending else _TICK_S):
-                    if key.data is None:
-                        self._accept()
-                    else:
-                        self._serve(key.data)
+                    key.data()
                 if is_ending or time.monotonic() >= next_tick_s:
                     next_tick_s = time.monotonic() + _TICK_S
                     self._tick()
         finally:
             self._listener.close()
+
+    def _is_needed(self) -> bool:
+        if self._connections:
+            return True
+        may_come = bool(self._newcomers) or not self._had_connection
+        return may_come and time.monotonic() < self._alone_since_s + _MAX_ALONE_S
 
     def _accept(self) -> None:
         try:
@@ -179,17 +170,46 @@ class Server:
 
     def _add(self, accepted: socket.socket) -> None:
         with self._guard.catching():
-            pid, uid = read_peer(accepted)
+            newcomer = Newcomer(accepted, self._token)
             accepted.setblocking(False)
-            if uid == os.geteuid() and len(self._connections) == MAX_CONNECTIONS:
-                accepted.send(frame(REFUSAL))
-            elif uid == os.geteuid():
-                self._had_connection = True
-                connection = _Connection(accepted, self._make_session(pid), self._token)
-                self._selector.register(accepted, selectors.EVENT_READ, connection)
-                self._connections.append(connection)
+            if newcomer.uid == os.geteuid() and self._has_room(newcomer):
+                if len(self._newcomers) == _MAX_NEWCOMERS:
+                    self._dismiss(self._newcomers[0])
+                self._selector.register(accepted, selectors.EVENT_READ, lambda: self._greet(newcomer))
+                self._newcomers.append(newcomer)
                 return
         accepted.close()
+
+    def _has_room(self, newcomer: Newcomer) -> bool:
+        """Return True if there may be another connection; else say so."""
+        has_room = len(self._connections) < MAX_CONNECTIONS
+        if not has_room:
+            newcomer.socket.send(frame(REFUSAL))
+        return has_room
+
+    def _greet(self, newcomer: Newcomer) -> None:
+        if newcomer not in self._newcomers:
+            return  # another has just got its place
+        stays = newcomer.read()
+        if stays and not newcomer.is_admitted:
+            return
+        self._forget(newcomer)
+        with self._guard.catching():
+            if stays and self._has_room(newcomer):
+                self._had_connection = True
+                connection = _Connection(newcomer.socket, self._make_session(newcomer.pid))
+                self._selector.register(newcomer.socket, selectors.EVENT_READ, lambda: self._serve(connection))
+                self._connections.append(connection)
+                return
+        newcomer.socket.close()
+
+    def _dismiss(self, newcomer: Newcomer) -> None:
+        self._forget(newcomer)
+        newcomer.socket.close()
+
+    def _forget(self, newcomer: Newcomer) -> None:
+        self._selector.unregister(newcomer.socket)
+        self._newcomers.remove(newcomer)
 
     def _serve(self, connection: _Connection) -> None:
         connection.read()
@@ -199,7 +219,9 @@ class Server:
 
     def _tick(self) -> None:
         if self._listener not in self._selector.get_map():
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        for newcomer in [one for one in self._newcomers if one.is_late]:
+            self._dismiss(newcomer)
         for connection in [*self._connections]:
             was_ending = connection.is_ending
             connection.tick()
@@ -210,3 +232,4 @@ class Server:
                     self._accept()  # one may have come since: it is not the last then
                 connection.finish()
                 self._connections.remove(connection)
+                self._alone_since_s = time.monotonic()

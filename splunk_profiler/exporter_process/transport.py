@@ -1,7 +1,7 @@
-"""The parts of the connection to the exporter that both ends know: names, the challenge, and frames of messages.
+"""The parts of the connection to the exporter that both ends know: names, proofs, and frames of messages.
 
-What the host writes is a challenge of random bytes, and then a stream without frames of the transport. The first
-message to the host is the answer, which takes the token of the tree.
+The host writes a challenge of random bytes, a proof that it knows the token of the tree, and then a stream without
+frames of the transport. The first message to the host is the exporter's proof.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = struct.Struct("<I")  # before each message to the host
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_CONNECTIONS = 256
 REFUSAL = f"the exporter process of this tree of processes serves {MAX_CONNECTIONS} others already".encode()
-CHALLENGE_BYTES = 16
+CHALLENGE_BYTES = PROOF_BYTES = 16
 _DIGEST_BYTES = 16
 _PEER = struct.Struct("iII")  # pid, uid, gid
 
@@ -40,9 +40,18 @@ def socket_name(token: str, uid: int) -> bytes:
     return f"\0splunk-profiler-{digest('name', token)}-{uid}".encode()
 
 
-def answer_challenge(token: str, challenge: bytes) -> bytes:
+def prove_exporter(token: str, challenge: bytes) -> bytes:
     """Return the proof of an exporter that it knows the token."""
-    return blake2b(challenge, digest_size=_DIGEST_BYTES, key=token.encode()).digest()
+    return _prove(token, challenge, b"exporter")
+
+
+def prove_host(token: str, challenge: bytes) -> bytes:
+    """Return the proof of a host. Only who has given the exporter's proof gets it, so it cannot be used again."""
+    return _prove(token, challenge, b"host")
+
+
+def _prove(token: str, challenge: bytes, side: bytes) -> bytes:
+    return blake2b(challenge, digest_size=PROOF_BYTES, key=token.encode(), person=side).digest()
 
 
 def read_peer(connected: _socket.socket) -> tuple[int, int]:

@@ -89,9 +89,9 @@ def new_connection(
 
 
 @contextlib.contextmanager
-def connected(factory: str = FACTORY) -> Iterator[ExporterConnection]:
+def connected(factory: str = FACTORY, token: str = "") -> Iterator[ExporterConnection]:
     """Make a connection to an exporter, by default of `EchoSession`; no exporter may be left behind in the end."""
-    connection = new_connection(factory)
+    connection = new_connection(factory, token)
     try:
         yield connection
     finally:

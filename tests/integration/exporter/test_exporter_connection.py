@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,12 +18,10 @@ from target_process import TESTS
 
 pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import (
-    FACTORY,
     ask,
     connected,
     exporter_pid,
     find_exporters,
-    listens,
     new_connection,
     receive,
     send,
@@ -32,8 +29,8 @@ from exporter_processes import (
 )
 
 from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, MAX_BUFFERED_BYTES, ExporterConnection
-from splunk_profiler.exporter_process.launch import DEFAULT_FACTORY, Launcher, find_interpreter
-from splunk_profiler.exporter_process.transport import CHALLENGE_BYTES, MAX_CONNECTIONS, frame
+from splunk_profiler.exporter_process.launch import DEFAULT_FACTORY
+from splunk_profiler.exporter_process.transport import CHALLENGE_BYTES, frame
 from splunk_profiler.system.threads import read_proc_file
 
 _CHUNK = b"drop " + b"x" * 65530 + b"\n"
@@ -303,92 +300,6 @@ def test_exporter_that_cannot_load_its_sessions_says_why() -> None:
     connection.close(0)
     for pid in find_exporters(os.getpid()):
         wait_for_end(pid)
-
-
-def test_strangers_cannot_disturb_other_connections(connection: ExporterConnection) -> None:
-    pid = exporter_pid(connection)
-    for garbage in (b"raise\n", b"\0" * 1_000_000, b""):
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(connection.name)
-            stranger.sendall(garbage)
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(connection.name)
-        assert exporter_pid(connection) == pid
-    assert connection.generation == 1
-
-
-def test_connections_beyond_the_limit_are_told_why_they_are_refused(connection: ExporterConnection) -> None:
-    pid = exporter_pid(connection)
-    others = [socket.socket(socket.AF_UNIX) for _ in range(MAX_CONNECTIONS)]
-    try:
-        for other in others:
-            other.connect(connection.name)
-            other.settimeout(30)
-        others[-2].sendall(bytes(CHALLENGE_BYTES))
-        assert others[-2].recv(100)
-        with others[-1].makefile("rb") as stream:
-            assert stream.read().endswith(b"serves 256 others already")
-        assert exporter_pid(connection) == pid
-    finally:
-        for other in others:
-            other.close()
-
-
-def test_another_user_is_refused(connection: ExporterConnection) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    program = (
-        "import os, socket, sys\n"
-        "os.setuid(65534)\n"
-        "stranger = socket.socket(socket.AF_UNIX)\n"
-        "stranger.connect(os.fsencode(sys.argv[1]).replace(b'@', b'\\0', 1))\n"
-        "print(stranger.recv(100))\n"
-    )
-    pid = exporter_pid(connection)
-    name = connection.name.decode().replace("\0", "@")
-    done = subprocess.run(
-        [sys.executable, "-c", program, name], capture_output=True, text=True, timeout=60, check=True, cwd="/"
-    )
-    assert done.stdout == "b''\n"
-    assert exporter_pid(connection) == pid
-
-
-def test_name_taken_by_another_user_is_given_up(connection: ExporterConnection) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    program = (
-        "import os, socket, sys\n"
-        "os.setuid(65534)\n"
-        "taken = socket.socket(socket.AF_UNIX)\n"
-        "taken.bind(os.fsencode(sys.argv[1]).replace(b'@', b'\\0', 1))\n"
-        "taken.listen()\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    name = connection.name
-    command = [sys.executable, "-c", program, name.decode().replace("\0", "@")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as taker:
-        assert taker.stdout is not None
-        assert taker.stdout.readline() == b"ready\n"
-        assert not connection.send(b"data\n")
-        assert "taken by user 65534" in connection.failure
-        assert connection.name != name
-        assert exporter_pid(connection) in find_exporters(os.getpid())
-        assert taker.stdin is not None
-        taker.stdin.close()
-
-
-def test_exporter_without_any_connection_ends() -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        connection = new_connection()
-        listener.bind(connection.name)
-        listener.listen()
-        Launcher(find_interpreter(), FACTORY)(listener.fileno(), os.urandom(16).hex())
-    while not (pids := find_exporters(os.getpid())):  # it has no command line for a moment
-        assert listens(connection)
-    for pid in pids:
-        wait_for_end(pid)
-    assert not listens(connection)
 
 
 def test_data_that_is_larger_than_the_buffer_is_dropped(connection: ExporterConnection) -> None:

@@ -1,0 +1,61 @@
+"""A connection to the exporter whose process has not proved yet that it belongs to the tree.
+
+The name of the socket is public: any process of the user in the network namespace can connect.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from hmac import compare_digest
+
+from splunk_profiler.exporter_process.transport import (
+    CHALLENGE_BYTES,
+    PROOF_BYTES,
+    frame,
+    prove_exporter,
+    prove_host,
+    read_peer,
+)
+
+MAX_PROOF_S = 10.0  # a host sends it with its next data; beside many busy threads that takes some seconds
+
+
+class Newcomer:
+    """A connection on which a challenge and the proof of a host have to come first.
+
+    Attributes:
+        is_admitted: True once it has given the proof.
+    """
+
+    def __init__(self, accepted: socket.socket, token: str) -> None:
+        self.socket = accepted
+        self.pid, self.uid = read_peer(accepted)
+        self.is_admitted = False
+        self._token = token
+        self._received = b""
+        self._due_s = time.monotonic() + MAX_PROOF_S
+
+    @property
+    def is_late(self) -> bool:
+        """True if it has not given the proof in time."""
+        return time.monotonic() >= self._due_s
+
+    def read(self) -> bool:
+        """Read up to the end of the proof, and answer the challenge; return False if the connection has to end."""
+        try:
+            data = self.socket.recv(CHALLENGE_BYTES + PROOF_BYTES - len(self._received))
+        except BlockingIOError:
+            return True
+        except OSError:  # the process was killed
+            return False
+        had, self._received = len(self._received), self._received + data
+        challenge, proof = self._received[:CHALLENGE_BYTES], self._received[CHALLENGE_BYTES:]
+        if had < CHALLENGE_BYTES == len(challenge):
+            with suppress(OSError):
+                self.socket.send(frame(prove_exporter(self._token, challenge)))
+        if len(proof) < PROOF_BYTES:
+            return bool(data)
+        self.is_admitted = compare_digest(proof, prove_host(self._token, challenge))
+        return self.is_admitted

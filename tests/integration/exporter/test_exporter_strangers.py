@@ -1,0 +1,167 @@
+"""Processes that connect to an exporter, or take its name, and are not of its tree."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from target_process import TESTS
+
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import (
+    FACTORY,
+    connected,
+    exporter_pid,
+    find_exporters,
+    listens,
+    new_connection,
+    wait_for_end,
+)
+
+from splunk_profiler.exporter_process.connection import ExporterConnection
+from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
+from splunk_profiler.exporter_process.transport import (
+    CHALLENGE_BYTES,
+    LENGTH,
+    MAX_CONNECTIONS,
+    PROOF_BYTES,
+    frame,
+    prove_exporter,
+    prove_host,
+)
+
+_TOKEN = os.urandom(16).hex()
+_CHALLENGE = bytes(CHALLENGE_BYTES)
+_PROOF = prove_host(_TOKEN, _CHALLENGE)
+
+
+@pytest.fixture(autouse=True)
+def _sessions_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "targets"))
+
+
+@pytest.fixture
+def connection() -> Iterator[ExporterConnection]:
+    with connected(token=_TOKEN) as made:
+        yield made
+
+
+def _connect(connection: ExporterConnection) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(connection.name)  # waits for its place in the backlog, as it does without a timeout only
+    made.settimeout(30)
+    return made
+
+
+def test_process_of_the_user_without_the_token_is_refused(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    answer = frame(prove_exporter(_TOKEN, _CHALLENGE))
+    for proof in (bytes(PROOF_BYTES), prove_exporter(_TOKEN, _CHALLENGE), prove_host("another", _CHALLENGE)):
+        with _connect(connection) as stranger:
+            stranger.sendall(_CHALLENGE + proof)
+            with stranger.makefile("rb") as stream:
+                assert stream.read() == answer  # and the end
+    with _connect(connection) as host:
+        host.sendall(_CHALLENGE + _PROOF + b"pid\n")
+        with host.makefile("rb") as stream:
+            (length,) = LENGTH.unpack(stream.read(len(answer) + LENGTH.size)[len(answer) :])
+            assert stream.read(length) == b"%d %d" % (pid, os.getpid())
+
+
+def test_strangers_cannot_disturb_other_connections(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    for garbage in (b"raise\n", b"\0" * 1_000_000, b""):
+        with _connect(connection) as stranger:
+            try:
+                stranger.sendall(garbage)
+            except (BrokenPipeError, ConnectionResetError):
+                assert len(garbage) > len(_CHALLENGE)
+    with _connect(connection):
+        assert exporter_pid(connection) == pid
+    assert connection.generation == 1
+
+
+def test_strangers_take_no_place_of_a_host(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    with ExitStack() as strangers:
+        for _ in range(MAX_CONNECTIONS + 1):
+            strangers.enter_context(_connect(connection))
+        other = new_connection(token=_TOKEN)
+        assert exporter_pid(other) == pid
+        assert other.close(30)
+
+
+def test_connections_beyond_the_limit_are_told_why_they_are_refused(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    with ExitStack() as others:
+        for _ in range(MAX_CONNECTIONS - 1):
+            other = others.enter_context(_connect(connection))
+            other.sendall(_CHALLENGE + _PROOF + b"pid\n")
+            with other.makefile("rb") as stream:
+                assert stream.read(1)
+        with _connect(connection) as last, last.makefile("rb") as stream:
+            assert stream.read().endswith(b"serves 256 others already")
+        assert exporter_pid(connection) == pid
+
+
+def test_another_user_is_refused(connection: ExporterConnection) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    program = (
+        "import os, socket, sys\n"
+        "os.setuid(65534)\n"
+        "stranger = socket.socket(socket.AF_UNIX)\n"
+        "stranger.connect(os.fsencode(sys.argv[1]).replace(b'@', b'\\0', 1))\n"
+        "print(stranger.recv(100))\n"
+    )
+    pid = exporter_pid(connection)
+    name = connection.name.decode().replace("\0", "@")
+    done = subprocess.run(
+        [sys.executable, "-c", program, name], capture_output=True, text=True, timeout=60, check=True, cwd="/"
+    )
+    assert done.stdout == "b''\n"
+    assert exporter_pid(connection) == pid
+
+
+def test_name_taken_by_another_user_is_given_up(connection: ExporterConnection) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    program = (
+        "import os, socket, sys\n"
+        "os.setuid(65534)\n"
+        "taken = socket.socket(socket.AF_UNIX)\n"
+        "taken.bind(os.fsencode(sys.argv[1]).replace(b'@', b'\\0', 1))\n"
+        "taken.listen()\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    name = connection.name
+    command = [sys.executable, "-c", program, name.decode().replace("\0", "@")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as taker:
+        assert taker.stdout is not None
+        assert taker.stdout.readline() == b"ready\n"
+        assert not connection.send(b"data\n")
+        assert "taken by user 65534" in connection.failure
+        assert connection.name != name
+        assert exporter_pid(connection) in find_exporters(os.getpid())
+        assert taker.stdin is not None
+        taker.stdin.close()
+
+
+def test_exporter_that_only_a_stranger_is_connected_to_ends() -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        connection = new_connection()
+        listener.bind(connection.name)
+        listener.listen()
+        Launcher(find_interpreter(), FACTORY)(listener.fileno(), os.urandom(16).hex())
+    while not (pids := find_exporters(os.getpid())):  # it has no command line for a moment
+        assert listens(connection)
+    with _connect(connection):
+        for pid in pids:
+            wait_for_end(pid)
+    assert not listens(connection)
