@@ -73,8 +73,9 @@ class StreamRecorder:
         self._seen_keys: list[int] = []  # of threads whose numbers its record has asked for
         self._is_complete_due = True  # the next snapshot has all threads
         self._total_count = 0
-        self._snapshot_count = 0  # since the last `take`
+        self._snapshot_count = 0  # since the last `take`, with those that are said to be lost
         self._last_count = 0  # in what was taken last
+        self._is_paused = False
         self._start: StartRecord | None = None
         self._resource: ResourceRecord | None = None
         self._traces: dict[int, TraceRecord] = {}  # those that are selected
@@ -90,15 +91,24 @@ class StreamRecorder:
         self._last_count, self._snapshot_count = self._snapshot_count, 0
         return self._writer.take()
 
-    def restart(self) -> None:
-        """Begin the stream anew: what was taken last has not arrived, or there is another reader."""
+    @property
+    def is_paused(self) -> bool:
+        """True if captures are only counted as lost, until `restart`."""
+        return self._is_paused
+
+    def restart(self, *, is_paused: bool = False) -> None:
+        """Begin the stream anew: what was taken last has not arrived, or there is another reader.
+
+        With `is_paused` it has no captures until the next call: to define all that they need would be in vain.
+        """
+        self._is_paused = is_paused
         self._writer.restart()
         for record in (self._start, self._resource, *self._traces.values()):
             if record is not None:
                 self._writer.write(record)
         if lost := self._last_count + self._snapshot_count:
             self._writer.write(LostRecord(lost))
-        self._snapshot_count = self._last_count = 0
+        self._snapshot_count, self._last_count = lost, 0
         self._is_complete_due = True
         self._endpoints.clear()
 
@@ -119,6 +129,9 @@ class StreamRecorder:
 
     def snapshot(self, raw: RawSnapshot) -> None:
         """Record a snapshot; after an error, it is lost and the next one has all threads."""
+        if self._is_paused:
+            self._snapshot_count += 1
+            return
         try:
             self._snapshot(raw)
         except Exception:
@@ -146,6 +159,8 @@ class StreamRecorder:
 
     def event(self, event: RawEvent | RawBlocksEnded | RawTask) -> None:
         """Record an event, after the snapshots that were captured before it."""
+        if self._is_paused:
+            return
         if isinstance(event, RawBlocksEnded):
             self._writer.write(EndedRecord(event.live_ids))
             return

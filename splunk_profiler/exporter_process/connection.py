@@ -105,6 +105,7 @@ class ExporterConnection:
         self._silences = 0  # connections in a row that had no answer in time
         self._is_trusted = False  # the exporter may get the stream
         self._unsent = bytearray()
+        self._was_full = False  # and is not half empty yet
         self._received = bytearray()
         self._messages: list[bytes] = []
         self._has_been_connected = self._is_closed = False
@@ -141,13 +142,13 @@ class ExporterConnection:
     def send(self, data: bytes) -> bool:
         """Send `data` whole, without waiting, and start an exporter if there is none; return False if it is dropped.
 
-        That is so while there is no connection or the buffer is full, and if the connection is lost by this call. While
-        another process starts the exporter, data is kept.
+        That is so while there is no connection, from a full buffer on until half of it is free, and if the connection
+        is lost by this call. While another process starts the exporter, data is kept.
         """
         self.reset_after_fork()
         with self._lock:
             is_coming = not self._is_closed and (self._open() or self.failure == _STARTS_ELSEWHERE)
-            if not is_coming or not self._flush() or len(self._unsent) + len(data) > MAX_BUFFERED_BYTES:
+            if not is_coming or not self._flush() or not self._has_room(len(data)):
                 return False
             self._unsent += data
             return self._flush()
@@ -198,6 +199,12 @@ class ExporterConnection:
                 with suppress(OSError):
                     self._connect()  # first: the exporter ends with its last connection
             inherited.close()
+
+    def _has_room(self, size: int) -> bool:
+        """Return True if the buffer takes so many bytes; half of it has to be free once it has been full."""
+        limit = MAX_BUFFERED_BYTES // 2 if self._was_full else MAX_BUFFERED_BYTES
+        self._was_full = len(self._unsent) + size > limit
+        return not self._was_full
 
     def _open(self) -> bool:
         """Connect, or start an exporter, unless that is done or not due; return True if there is a connection."""

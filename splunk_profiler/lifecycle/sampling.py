@@ -275,9 +275,9 @@ class Sampling:
             return True  # a little later
         if self.output.failure:
             self._fall_back(self.output.failure)
-        is_sent = self.output.send(self._recorder.take())
+        is_sent = not self._recorder.is_paused and self.output.send(self._recorder.take())
         if not is_sent:
-            self._recorder.restart()
+            self._recorder.restart(is_paused=not self.output.send(b""))
         return is_sent
 
     def _fall_back(self, reason: str) -> None:

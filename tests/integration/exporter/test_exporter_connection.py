@@ -207,6 +207,7 @@ def test_stopped_exporter_leaves_the_host_with_a_bounded_buffer(connection: Expo
         slowest_s = max(slowest_s, time.thread_time() - before_s)
     assert not connection.send(_CHUNK)
     assert MAX_BUFFERED_BYTES - len(_CHUNK) < taken * len(_CHUNK) < MAX_BUFFERED_BYTES + 1_000_000
+    assert not connection.send(b"")  # before half of the buffer is free, nothing new is begun
     assert slowest_s < 0.1
     assert connection.generation == 1
     os.kill(pid, signal.SIGCONT)

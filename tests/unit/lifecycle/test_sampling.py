@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 pytest.importorskip("splunk_profiler._walker")
@@ -10,7 +12,7 @@ from splunk_profiler.config import Config, from_config
 from splunk_profiler.export.stream_output import StreamOutput
 from splunk_profiler.lifecycle.sampling import PublishingCalls, Sampling
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
-from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, Item
+from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, CapturesLost, Item
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.threads import WakeEvent
 
@@ -35,13 +37,53 @@ class _LossyOutput(StreamOutput):
         return True
 
 
-def test_end_that_is_lost_is_sent_again() -> None:
+class _FullOutput(StreamOutput):
+    """An output that takes nothing after the first samples, until it is emptied."""
+
+    def __init__(self) -> None:
+        self._reader = StreamReader()
+        self._is_full = False
+        self.refused: list[int] = []  # sizes
+        self.items: list[Item] = []
+        self.refused_often, self.emptied = threading.Event(), threading.Event()
+
+    def send(self, data: bytes) -> bool:
+        if self._is_full and not self.emptied.is_set():
+            self.refused.append(len(data))
+            if len(self.refused) == 6:
+                self.refused_often.set()
+            return False
+        self.items += self._reader.feed(data)
+        self._is_full = any(isinstance(item, CapturedSnapshot) for item in self.items)
+        return True
+
+
+def _start_sampling(output: StreamOutput) -> Sampling:
     resolved = from_config(Config(enabled=True, exporter="thread", call_stack_interval_ms=10), {})
     tagger = ResourceTagger(RuntimeId.new(), on_spans=False)
     sampling = Sampling(resolved, lambda: None, PublishingCalls(), tagger, choice=choose_walker("native"), parent=None)
-    output = sampling.output = _LossyOutput()
+    sampling.output = output
     sampling.start()
+    return sampling
+
+
+def test_end_that_is_lost_is_sent_again() -> None:
+    output = _LossyOutput()
+    sampling = _start_sampling(output)
     assert output.sampled.wait(30)
     sampling.stop(10)
     assert [isinstance(item, CaptureEnded) for item in output.items].count(True) == 1
+    assert isinstance(output.items[-1], CaptureEnded)
+
+
+def test_stream_is_not_written_while_the_output_is_full_and_losses_are_counted() -> None:
+    output = _FullOutput()
+    sampling = _start_sampling(output)
+    assert output.refused_often.wait(30)
+    output.emptied.set()
+    sampling.stop(10)
+    assert output.refused[0] > 0
+    assert not any(output.refused[1:])
+    (lost,) = [item.snapshots for item in output.items if isinstance(item, CapturesLost)]
+    assert lost > 1
     assert isinstance(output.items[-1], CaptureEnded)
