@@ -18,6 +18,10 @@ from splunk_profiler.raw import (
 _Frame = TypeVar("_Frame")
 _Stack = TypeVar("_Stack")
 
+STATE_READY: int  # as in `raw`, and so are the others
+STATE_RUNNING: int
+STATE_WANTS_GIL: int
+
 class Ticker(Generic[_Frame, _Stack]):
     def __init__(
         self,

@@ -110,6 +110,14 @@ static bool add_type(PyObject *module, PyType_Spec *spec)
     return type != NULL;
 }
 
+/* Add the states of threads, for a test that they are those of `raw`. */
+static bool add_states(PyObject *module)
+{
+    return PyModule_AddIntConstant(module, "STATE_READY", THREAD_READY) == 0
+           && PyModule_AddIntConstant(module, "STATE_RUNNING", THREAD_RUNNING) == 0
+           && PyModule_AddIntConstant(module, "STATE_WANTS_GIL", THREAD_WANTS_GIL) == 0;
+}
+
 static int module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
@@ -117,7 +125,7 @@ static int module_exec(PyObject *module)
         module_prepare(MODULE_NAME, "the native walker serves the main interpreter only", on_interpreter_end) == 0
         && take_tuple_types(state) && PyModule_AddFunctions(module, sigterm_methods) == 0
         && PyModule_AddFunctions(module, socket_methods) == 0 && PyModule_AddFunctions(module, spawn_methods) == 0
-        && add_type(module, &ticker_spec) && add_type(module, &snapshot_writer_spec);
+        && add_type(module, &ticker_spec) && add_type(module, &snapshot_writer_spec) && add_states(module);
     state->raw_threads_type = done ? module_add_type(module, &raw_threads_spec) : NULL;
     return state->raw_threads_type != NULL ? 0 : -1;
 }

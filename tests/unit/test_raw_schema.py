@@ -45,6 +45,13 @@ def test_the_named_tuples_under_test_are_all_there_are() -> None:
     assert {name for name, value in vars(raw).items() if hasattr(value, "_fields")} == set(TUPLES)
 
 
+def test_states_of_threads_are_those_of_the_native_walker() -> None:
+    walker = importlib.import_module("splunk_profiler._walker")
+    names = [name for name in vars(raw) if name.startswith("STATE_")]
+    assert len(names) == 3
+    assert {name: getattr(walker, name) for name in names} == {name: getattr(raw, name) for name in names}
+
+
 def _declared(body: list[ast.stmt]) -> set[str]:
     """Return the names that a stub gives to functions, classes, constants and fields."""
     named = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
