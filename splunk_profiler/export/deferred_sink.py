@@ -94,7 +94,7 @@ class DeferredSink(Generic[Record]):
 
     def _open_steps(self) -> None:
         sink = self._sink = self._open_sink()
-        # Read after the assignment: who sets one of them later finds the sink.
+        # Read after the assignment: a call that sets one of them later finds the sink, and tells it.
         if self._shutdown_timeout_s is not None:
             sink.set_shutdown_deadline(self._shutdown_timeout_s)
         if self._is_closed:

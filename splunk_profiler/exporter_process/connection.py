@@ -54,7 +54,7 @@ class _OwnedSocket:
 
     def __init__(self, made: _socket.socket) -> None:
         found = os.fstat(made.fileno())
-        self.descriptor = made.detach()  # so that freeing the object closes nobody's descriptor
+        self.descriptor = made.detach()  # the object would close the number, also if it is another file's by then
         self._identity = self.descriptor, found.st_dev, found.st_ino
 
     def send(self, data: memoryview) -> int:
@@ -97,7 +97,7 @@ class ExporterConnection:
         self._lock = real_lock()
         self._generation = 1
         self._socket: _OwnedSocket | None = None
-        # Of a call that is in progress: a forked child closes its copies, or nobody sees the end of the other side.
+        # Sockets of a call in progress. A forked child closes its copies: while one is open the connection is.
         self._opening: set[_socket.socket] = set()
         self._listener: _OwnedSocket | None = None
         self._answer = b""  # that the exporter has to give first; empty once it has come

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from splunk_profiler.model import Stack
 
-IDLE = "idle"  # a thread that waits for work, which nobody waits for
-GIL_WAIT = "gil"  # a thread that could go on; no stack tells
+IDLE = "idle"  # waits for work, as a thread of a pool does between two tasks
+GIL_WAIT = "gil"  # could run, and waits for the GIL; no stack shows that
 
 _KINDS = {
     ("threading.Condition", "wait"): "condition",
