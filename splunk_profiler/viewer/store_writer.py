@@ -29,13 +29,15 @@ from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpac
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.stacks import Numbers
-from splunk_profiler.viewer.stored_spans import add_spans, delete_spans, read_span_names
+from splunk_profiler.viewer.stored_spans import add_spans, delete_spans, measure_spans, read_span_names
 
 _HOLD_NS = MINUTE_NS  # requests wait for so long, for the spans of their samples
 _MAX_WAITING_BYTES = 32 << 20
 _MAX_BATCH_BYTES = 64 << 20
 _MAX_PARTS = 30  # of an hour, before they are joined
 _LATE_NS = 10 * MINUTE_NS  # after its end an hour is taken for complete
+_SPANS_AT_ONCE = 20_000  # are deleted: requests wait meanwhile
+_NEVER_NS = (1 << 63) - 1
 
 
 class Limits(NamedTuple):
@@ -260,30 +262,43 @@ class StoreWriter:
         return found
 
     def _delete_old(self, now_ns: int) -> None:
-        with transaction(self._keeping):
-            deleted = self._keeping.execute("DELETE FROM parts WHERE until_ns < ?", (now_ns - self._limits.all_ns,))
-            without_samples_ns = now_ns - self._limits.samples_ns - DAY_NS  # sums have no spans
-            delete_spans(self._keeping, without_samples_ns)
+        deleted = self._keeping.execute("DELETE FROM parts WHERE until_ns < ?", (now_ns - self._limits.all_ns,))
+        self._delete_spans(now_ns - self._limits.samples_ns - DAY_NS)  # before that are sums, which have no spans
         if deleted.rowcount:
             self._clean()
 
     def _delete_beyond_limit(self) -> None:
-        """Delete the oldest tenth of the parts until there are a tenth fewer bytes than allowed, if there are too many.
+        """Delete the oldest until there are a tenth fewer bytes than allowed, if there are too many.
 
-        What they refer to may be most of the bytes, and to clean that up reads all other parts.
+        Spans go alone while they take most of the room; else samples go, and the spans before those that are left. What
+        samples refer to may be most of the bytes, and to clean that up reads all other parts: it is a tenth at a time.
         """
         wanted = self._limits.max_bytes
-        while _used_bytes(self._keeping) > wanted:
+        while (used := _used_bytes(self._keeping)) > wanted:
             wanted = self._limits.max_bytes * 9 // 10
             oldest = self._keeping.execute("SELECT id FROM parts ORDER BY until_ns").fetchall()
-            if not oldest:
+            spans, span_bytes = measure_spans(self._keeping)
+            if oldest and 2 * span_bytes <= used:
+                with transaction(self._keeping):
+                    self._keeping.executemany("DELETE FROM parts WHERE id = ?", oldest[: -(-len(oldest) // 10)])
+                ((since_ns,),) = self._keeping.execute("SELECT min(since_ns) FROM parts")
+                self._delete_spans(since_ns or 0)
+                self._clean()
+            elif spans:
+                self._delete_spans(_NEVER_NS, -(-spans // 10))
+                self._give_back()
+            else:
                 return
+
+    def _delete_spans(self, before_ns: int, most: int = _NEVER_NS) -> None:
+        """Delete the oldest spans, at most so many that ended before that time."""
+        for first in range(0, most, _SPANS_AT_ONCE):
             with transaction(self._keeping):
-                self._keeping.executemany("DELETE FROM parts WHERE id = ?", oldest[: -(-len(oldest) // 10)])
-            self._clean()
+                if not delete_spans(self._keeping, before_ns, min(_SPANS_AT_ONCE, most - first)):
+                    return
 
     def _clean(self) -> None:
-        """Delete what no part refers to any more, and give the room back."""
+        """Delete what no part refers to any more."""
         used: dict[str, set[int]] = {"stacks": set(), "facets": set()}
         for names, content in self._keeping.execute("SELECT names, content FROM parts"):
             columns = unpack(content, json.loads(names))
@@ -298,7 +313,11 @@ class StoreWriter:
                 known = [place for (place,) in self._keeping.execute(f"SELECT id FROM {table}")]
                 unused = [(place,) for place in known if place not in places]
                 self._keeping.executemany(f"DELETE FROM {table} WHERE id = ?", unused)
-        self._keeping.execute("PRAGMA incremental_vacuum").fetchall()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Make the file as small as what is in it."""
+        self._keeping.executescript("PRAGMA incremental_vacuum")  # `execute` takes but one step, which is a page
         self._keeping.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 

@@ -19,6 +19,7 @@ CREATE TABLE first_spans (
 ) WITHOUT ROWID;
 CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, name, trace, end_ns);
 """
+_KEY_BYTES = 250  # of a span in all tables and indexes, besides its content
 _COLUMNS = {"service": "service", "endpoint": "name", TRACE: "trace"}  # by what requests are counted
 
 
@@ -41,11 +42,19 @@ def add_spans(connection: sqlite3.Connection, spans: Mapping[str, Mapping[str, S
     _find_first(connection, {trace for trace, *_ in rows})
 
 
-def delete_spans(connection: sqlite3.Connection, before_ns: int) -> None:
-    """Delete the spans that ended before that time."""
-    connection.execute("DELETE FROM spans WHERE end_ns < ?", (before_ns,))
-    # What begins later ends later: this has an index.
-    connection.execute("DELETE FROM first_spans WHERE start_ns < ? AND end_ns < ?", (before_ns, before_ns))
+def delete_spans(connection: sqlite3.Connection, before_ns: int, most: int) -> int:
+    """Delete the oldest spans, at most so many that ended before that time, and return how many they were."""
+    oldest = "SELECT trace, id FROM spans WHERE end_ns < ? ORDER BY end_ns LIMIT ?"
+    keys = connection.execute(oldest, (before_ns, most)).fetchall()
+    for table in ("spans", "first_spans"):
+        connection.executemany(f"DELETE FROM {table} WHERE trace = ? AND id = ?", keys)
+    return len(keys)
+
+
+def measure_spans(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return how many spans there are, and about how many bytes they take."""
+    ((count, length),) = connection.execute("SELECT count(*), coalesce(sum(length(content)), 0) FROM spans")
+    return count, count * _KEY_BYTES + length
 
 
 def read_spans(connection: sqlite3.Connection, trace: str) -> dict[str, Span]:

@@ -15,7 +15,7 @@ from saved_samples import SPAN, TRACE, sample_line, span_line
 
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Facets, Sample, Selection
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Facets, Sample, Selection, Span
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.store_writer import Limits, StoreWriter
@@ -195,6 +195,40 @@ def test_the_oldest_goes_when_there_are_too_many_bytes(tmp_path: Path) -> None:
     assert 0 < kept.count() < 30 * 200
     assert kept.period_ns()[1] == NOON_NS + 29 * HOUR_NS + 1
     assert path.stat().st_size <= 2 * limit
+
+
+def test_spans_that_take_most_of_the_room_go_before_samples(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    limit = 500_000
+    with writing(path, Limits(max_bytes=limit)) as writer:
+        for hour in range(4):
+            recording = Recording()
+            for place in range(1000):
+                trace, span, start_ns = f"{hour:016x}{place:016x}", f"{place:016x}", NOON_NS + hour * HOUR_NS + place
+                recording.spans[trace] = {span: Span(span, "", "GET /", "shop", start_ns, start_ns + 1, ())}
+            writer.add(recording)
+            put(writer, sample_line(time_ns=NOON_NS + hour * HOUR_NS))
+            writer.keep_up(NOON_NS + hour * HOUR_NS, hold_ns=0)
+            assert writer.size <= limit
+    assert LiveStore(path).recording.weights(Selection("samples")).sum() == 4
+    assert 500 < rows(path, "spans") == rows(path, "first_spans") < 2000
+    assert LiveStore(path).spans_of(f"{3:016x}{999:016x}")
+
+
+def test_spans_go_with_the_samples_of_their_time(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        for hour in range(10):
+            times_ns = NOON_NS + hour * HOUR_NS, NOON_NS + hour * HOUR_NS + 1
+            names = [f"m{hour}.f{call}(/{os.urandom(20).hex()}.py:1)" for call in range(500)]
+            put(writer, sample_line(*names, time_ns=times_ns[0]), span_line("GET /", f"{hour:016x}", times_ns=times_ns))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        limit = writer.size * 6 // 10
+    with writing(path, Limits(max_bytes=limit)) as writer:
+        writer.keep_up(NOON_NS + 10 * HOUR_NS)
+        assert path.stat().st_size == writer.size <= limit
+    kept = LiveStore(path)
+    assert 0 < kept.recording.count() == rows(path, "spans") < 7
 
 
 def test_no_more_parts_go_than_the_limit_asks_for_when_stacks_take_most_of_the_room(tmp_path: Path) -> None:
