@@ -159,8 +159,12 @@ class ClickHouse(Source):
         if not self._span_columns:
             return 0
         since_ns, until_ns = self.recording.ends_ns(selection)
-        parameters: Parameters = {"since": since_ns, "until": until_ns}
-        conditions = [between("Timestamp")]
+        parameters: Parameters = {
+            "since": since_ns,
+            "until": until_ns,
+            "parents_since": max(0, since_ns - SPANS_BEFORE_NS),
+        }
+        conditions, of_parents = [between("Timestamp")], [between("Timestamp", since="parents_since")]
         filters = dict(selection.filters)
         if self._all.part.services:
             filters["service"] = frozenset(self._all.part.services)
@@ -168,10 +172,12 @@ class ClickHouse(Source):
             if name in filters:
                 condition, values = one_of(column, name, sorted(filters[name]))
                 conditions.append(condition)
+                of_parents += [] if name == "endpoint" else [condition]
                 parameters.update(values)
         ((count,),) = self._client.rows(
             f"SELECT count() FROM (SELECT TraceId, ParentSpanId, ServiceName FROM {SPANS}"
-            f" WHERE {' AND '.join(conditions)}) AS t LEFT ANTI JOIN {SPANS} AS p"
+            f" WHERE {' AND '.join(conditions)}) AS t LEFT ANTI JOIN"
+            f" (SELECT TraceId, SpanId, ServiceName FROM {SPANS} WHERE {' AND '.join(of_parents)}) AS p"
             " ON t.TraceId = p.TraceId AND t.ParentSpanId = p.SpanId AND t.ServiceName = p.ServiceName",
             **parameters,
         )

@@ -134,6 +134,16 @@ def test_requests_are_counted_in_the_database(database: Database) -> None:
     with pytest.raises(ValueError, match="remove the filter by thread"):
         shown.count_requests(Selection("wall", filters={"thread": frozenset({"main"})}))
     assert ClickHouse(database.address, database.environment, service="shop").count_requests(WALL) == 1
+    hour_ns = 3600 * 10**9
+    for parent, before_ns in (("4", hour_ns - 10**9), ("5", 2 * hour_ns)):  # the latter is too long before to be read
+        began_ns = time_ns - before_ns
+        database.insert(
+            [
+                span_line("job", parent * 16, times_ns=(began_ns, time_ns + 10**9), service="shop"),
+                span_line("step", f"{parent:a<16}", parent * 16, times_ns, service="shop"),
+            ]
+        )
+    assert shown.count_requests(WALL) == 3
 
 
 def test_only_the_last_hours_and_one_service_are_read(database: Database) -> None:
