@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from splunk_profiler.viewer import exports
-from splunk_profiler.viewer.model import SPAN_ID, TRACE, Baseline, Function, Selection
+from splunk_profiler.viewer.columns import is_span_key
+from splunk_profiler.viewer.model import SPAN_ID, TRACE, Baseline, FacetValues, Function, Selection
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.source import Source
 from splunk_profiler.viewer.stacks import Numbers
@@ -101,17 +102,33 @@ class Answers:
             recording = self._refreshed()
             return _top(recording, *self._compared(selection, baseline), search, by_total)
 
-    def facets(self, selection: Selection) -> dict[str, Any]:
-        """Return the values of each facet with their weights."""
+    def facets(self, selection: Selection, facet: str = "", search: str = "") -> dict[str, Any]:
+        """Return by facet the heaviest `facets`, each a value and its weight, and how many `more` values there are.
+
+        Args:
+            selection: of which samples; the filter by a facet does not choose among its own values.
+            facet: this one alone, if it is given.
+            search: only values that have this text, and how many more have it. The whole id of a trace is asked for.
+
+        Raises:
+            ValueError: there is no such facet.
+        """
         with self._lock:
-            names = self._refreshed().facet_names()
+            known = self._refreshed().facet_names()
+            names = [facet] if facet else known
             by_recording: dict[Recording, list[str]] = {}
             for name in names:
-                by_recording.setdefault(self._live.recording_of(selection.without(name)), []).append(name)
-            weights = {}
+                asked = selection.without(name)
+                if name == TRACE and search and is_span_key((search, "")):
+                    asked = selection.of_trace(search.casefold())
+                by_recording.setdefault(self._live.recording_of(asked), []).append(name)
+            found: dict[str, FacetValues] = {}
             for recording, of_it in by_recording.items():
-                weights.update(recording.facet_weights(selection, of_it))
-            return {"facets": {name: weights[name] for name in names}}
+                found.update(recording.facet_values(selection, of_it, search))
+            return {
+                "facets": {name: found[name].values for name in names},
+                "more": {name: found[name].more for name in names},
+            }
 
     def timeline(self, selection: Selection, facet: str) -> dict[str, Any]:
         """Return the weights over time, by a facet."""
@@ -147,8 +164,7 @@ class Answers:
         Rows are id, depth, name, service, start and duration in ns from the trace's start, weight, and the ids of the
         host profiler's stacks.
         """
-        whole = selection.without(SPAN_ID)
-        whole = replace(whole, filters={**whole.filters, TRACE: frozenset({trace})})
+        whole = selection.without(SPAN_ID).of_trace(trace)
         with self._lock:
             self._refreshed()
             rows = span_tree(self._live.spans_of(trace))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from splunk_profiler.viewer.model import NO_SPAN, Sample, SpanKey
+from splunk_profiler.viewer.model import NO_SPAN, SPAN_ID, TRACE, Sample, SpanKey
 from splunk_profiler.viewer.stacks import Numbers
 
 TRACE_LENGTH, SPAN_LENGTH = 32, 16  # of ids in hex
@@ -28,6 +28,17 @@ class SpanKeys(NamedTuple):
     def key(self, span: int) -> SpanKey:
         """Return the ids of a span."""
         return self.traces[self.trace_of[span]].decode(), self.ids[span].decode()
+
+    def allowed_by(self, filters: Mapping[str, frozenset[str]]) -> Numbers:
+        """Return for each span if the filters by trace and by span let it through."""
+        allowed = np.ones(len(self.ids), bool)
+        for name, ids in ((TRACE, self.traces), (SPAN_ID, self.ids)):
+            if name in filters:
+                found = np.zeros(len(ids), bool)
+                for wanted in filters[name]:
+                    found |= ids == wanted.encode(errors="replace")
+                allowed &= found[self.trace_of] if name == TRACE else found
+        return allowed
 
 
 @dataclass(frozen=True, slots=True)

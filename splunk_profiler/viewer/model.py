@@ -114,6 +114,10 @@ class Selection:
         """Return this without the filter by a facet."""
         return replace(self, filters={name: values for name, values in self.filters.items() if name != facet})
 
+    def of_trace(self, trace: str) -> Selection:
+        """Return this with the filter by a trace, in place of others by traces."""
+        return replace(self, filters={**self.filters, TRACE: frozenset({trace})})
+
     def of_whole_time(self) -> Selection:
         """Return this without times."""
         return replace(self, since_ns=None, until_ns=None)
@@ -141,6 +145,13 @@ class TopRow(NamedTuple):
     total: float
     own_before: float = 0
     total_before: float = 0
+
+
+class FacetValues(NamedTuple):
+    """Values of a facet and their weights, heaviest first, and how many `more` there are: of traces about."""
+
+    values: list[tuple[str, int]]
+    more: int
 
 
 class Series(NamedTuple):

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from operator import is_
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
-from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, SpanKeys, last_times
+from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, last_times
+from splunk_profiler.viewer.latest_answers import LatestAnswers
 from splunk_profiler.viewer.model import (
     FACETS,
     LABEL,
     SPAN_ID,
     TRACE,
     Facets,
+    FacetValues,
     Function,
     Sample,
     Selection,
@@ -41,8 +42,6 @@ IN_USE = "inuse_"  # begins values that say what is, not what was added: those o
 
 
 _Rows = tuple[Columns, slice | Numbers]
-_Question = TypeVar("_Question")
-_Answer = TypeVar("_Answer")
 
 
 class Place(NamedTuple):
@@ -50,26 +49,6 @@ class Place(NamedTuple):
 
     builder: ColumnsBuilder
     row: int
-
-
-class _Latest(Generic[_Question, _Answer]):
-    """The last answers about samples, as long as these are the same: a click asks again what others have asked."""
-
-    def __init__(self, size: int) -> None:
-        self._answers: deque[tuple[_Question, _Answer]] = deque(maxlen=size)
-        self._about: list[Columns] = []
-
-    def get(self, about: list[Columns], question: _Question, answer: Callable[[_Question], _Answer]) -> _Answer:
-        """Return what `answer` has returned or returns to a question about samples."""
-        if len(about) != len(self._about) or not all(map(is_, about, self._about)):
-            self._answers.clear()
-            self._about = about
-        for asked, found in self._answers:
-            if asked == question:
-                return found
-        found = answer(question)
-        self._answers.append((question, found))
-        return found
 
 
 class Recording:
@@ -100,8 +79,8 @@ class Recording:
         self.spans: dict[str, dict[str, Span]] = {}
         self.loaded: list[Columns] = []
         self._builders: dict[tuple[str, ...], ColumnsBuilder] = {}
-        self._last_rows = _Latest[tuple[Selection, int], list[_Rows]](1)  # they are as many as there are samples
-        self._last_weights = _Latest[tuple[Selection, int], Numbers](_KEPT_WEIGHTS)
+        self._last_rows = LatestAnswers[tuple[Selection, int], list[_Rows]](1)  # they are as many as there are samples
+        self._last_weights = LatestAnswers[tuple[Selection, int], Numbers](_KEPT_WEIGHTS)
 
     def sibling(self) -> Recording:
         """Return a recording without samples that has the same tables: a place is of the same in both."""
@@ -192,29 +171,34 @@ class Recording:
         since_ns, until_ns = self.ends_ns(selection)
         return 1 if selection.value.startswith(IN_USE) else max(1, until_ns - since_ns)
 
-    def facet_weights(
-        self, selection: Selection, names: Collection[str] | None = None
-    ) -> dict[str, list[tuple[str, int]]]:
-        """Return for each facet its values, heaviest first, without the filter by it: so that others can be chosen.
+    def facet_values(
+        self, selection: Selection, names: Collection[str] | None = None, search: str = ""
+    ) -> dict[str, FacetValues]:
+        """Return for each facet its values, without the filter by it: so that others can be chosen.
 
-        Those of `names` alone, if given.
+        Args:
+            selection: of which samples.
+            names: of the facets; None for all that are shown.
+            search: only values that have this text, without regard to case.
 
         Of a source in several parts a trace has its weight in those where it is one of the heaviest two hundred.
 
         Raises:
             ValueError: there is no such facet.
         """
+        names = self.facet_names() if names is None else names
+        self._check_facets(names)
         by_facets = self._sum_facets(selection)
-        weights = {}
-        for name in self.facet_names() if names is None else names:
-            others = selection.without(name)
-            found = (
-                self._sum_traces(others)
-                if name == TRACE
-                else self._sum_values(name, by_facets * self._allowed(others.filters))
-            )
-            weights[name] = [(value, round(weight)) for value, weight in found.most_common(_MAX_VALUES)]
-        return weights
+        found = {}
+        for name in names:
+            others, more = selection.without(name), 0
+            if name == TRACE:
+                sums, more = self._sum_traces(others, search=search.casefold())
+            else:
+                sums = self._sum_values(name, by_facets * self._allowed(others.filters), search.casefold())
+            heaviest = [(value, round(weight)) for value, weight in sums.most_common(_MAX_VALUES)]
+            found[name] = FacetValues(heaviest, more + len(sums) - len(heaviest))
+        return found
 
     def timeline(self, selection: Selection, facet: str, buckets: int) -> Timeline:
         """Return the weights over the whole time of the recording, by the value of a facet, heaviest first.
@@ -227,7 +211,7 @@ class Recording:
         step_ns = max(1, -(-(end_ns - start_ns) // buckets))
         whole = selection.of_whole_time()
         sums = (
-            self._sum_traces(whole, step_ns)
+            self._sum_traces(whole, step_ns)[0]
             if facet == TRACE
             else self._sum_values(facet, self._sum_facets(whole, step_ns) * self._allowed(whole.filters))
         )
@@ -277,7 +261,7 @@ class Recording:
             rows = columns.rows_between(selection.since_ns, selection.until_ns)
             masks = [] if allowed.all() else [allowed.take(columns.facets[rows])]
             if not _OF_SPANS.isdisjoint(selection.filters):
-                masks.append(_allowed_spans(columns.spans, selection.filters).take(columns.span[rows]))
+                masks.append(columns.spans.allowed_by(selection.filters).take(columns.span[rows]))
             if last is not None:
                 masks.append(last[self._profile_of(columns, step_ns)[rows]] == columns.time_ns[rows])
             yield columns, rows.start + np.flatnonzero(np.logical_and.reduce(masks)) if masks else rows
@@ -308,21 +292,29 @@ class Recording:
             sums[: len(found)] += found
         return sums
 
-    def _sum_values(self, facet: str, by_facets: Numbers) -> Counter[str]:
+    def _sum_values(self, facet: str, by_facets: Numbers, search: str = "") -> Counter[str]:
         codes, names = self._codes_of(facet)
         sums = np.bincount(codes, by_facets, len(names))
-        return Counter({names[place]: sums[place] for place in np.flatnonzero(sums).tolist()})
+        found = ((names[place], sums[place]) for place in np.flatnonzero(sums).tolist())
+        return Counter({name: weight for name, weight in found if search in name.casefold()})
 
-    def _sum_traces(self, selection: Selection, step_ns: int = 0) -> Counter[str]:
+    def _sum_traces(self, selection: Selection, step_ns: int = 0, search: str = "") -> tuple[Counter[str], int]:
+        """Return the weights of the heaviest traces of each part, and how many others the parts have."""
         weights: dict[bytes, float] = {}
+        others = 0
         for columns, rows in self._rows(selection, step_ns):
             spans = columns.spans
             by_span = np.bincount(columns.span[rows], columns.weights[selection.value][rows], len(spans.ids))
             sums = np.bincount(spans.trace_of, by_span)
-            heaviest = np.argpartition(-sums, _MAX_TRACES)[:_MAX_TRACES] if len(sums) > _MAX_TRACES else slice(None)
-            for trace, weight in zip(spans.traces[heaviest].tolist(), sums[heaviest].tolist(), strict=True):
+            if search:
+                sums[np.char.find(spans.traces, search.encode(errors="replace")) < 0] = 0
+            found = np.flatnonzero(sums)
+            if len(found) > _MAX_TRACES:
+                others += len(found) - _MAX_TRACES
+                found = found[np.argpartition(-sums[found], _MAX_TRACES)[:_MAX_TRACES]]
+            for trace, weight in zip(spans.traces[found].tolist(), sums[found].tolist(), strict=True):
                 weights[trace] = weights.get(trace, 0) + weight
-        return Counter({trace.decode(): weight for trace, weight in weights.items() if weight})
+        return Counter({trace.decode(): weight for trace, weight in weights.items()}), others
 
     def _ranks(self, columns: Columns, rows: slice | Numbers, facet: str, names: Sequence[str]) -> Numbers:
         """Return for each of some samples the place of its value among `names`; their number for others."""
@@ -341,7 +333,7 @@ class Recording:
         Raises:
             ValueError: there is no such facet.
         """
-        self._check_facets(filters.keys())
+        self._check_facets(filters.keys() - {SPAN_ID})
         allowed = np.ones(len(self.facets), bool)
         for name, wanted in filters.items():
             if name not in _OF_SPANS:
@@ -361,7 +353,7 @@ class Recording:
     @staticmethod
     def _check_facets(names: Collection[str]) -> None:
         for name in names:
-            if name not in FACETS and name not in _OF_SPANS and not name.startswith(LABEL):
+            if name not in FACETS and name != TRACE and not name.startswith(LABEL):
                 raise ValueError(f"there is no facet {name}")
 
 
@@ -377,15 +369,3 @@ def _joined(pairs: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers,
             waiting, rows = [], 0
     if waiting:
         yield np.concatenate([one for one, _ in waiting]), np.concatenate([other for _, other in waiting])
-
-
-def _allowed_spans(spans: SpanKeys, filters: Mapping[str, frozenset[str]]) -> Numbers:
-    """Return for each span if the filters let it through."""
-    allowed = np.ones(len(spans.ids), bool)
-    for name, ids in ((TRACE, spans.traces), (SPAN_ID, spans.ids)):
-        if name in filters:
-            found = np.zeros(len(ids), bool)
-            for wanted in filters[name]:
-                found |= ids == wanted.encode(errors="replace")
-            allowed &= found[spans.trace_of] if name == TRACE else found
-    return allowed

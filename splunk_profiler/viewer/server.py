@@ -54,6 +54,10 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
         search, sort = (request.query_params.get(name, "") for name in ("search", "sort"))
         return answers.top(_selection(request), search, _baseline(request), by_total=sort == "total")
 
+    def facets(request: Request) -> Any:
+        facet, search = (request.query_params.get(name, "") for name in ("facet", "search"))
+        return answers.facets(_selection(request), facet, search)
+
     def timeline(request: Request) -> Any:
         return answers.timeline(_selection(request), request.query_params.get("facet", "service"))
 
@@ -78,7 +82,7 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
 
     routes = [
         Route("/api/overview", _json(lambda _request: answers.overview())),
-        Route("/api/facets", _json(lambda request: answers.facets(_selection(request)))),
+        Route("/api/facets", _json(facets)),
         Route("/api/flame", _json(flame)),
         Route("/api/top", _json(top)),
         Route("/api/timeline", _json(timeline)),

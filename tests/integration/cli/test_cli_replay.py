@@ -53,7 +53,7 @@ def test_the_page_of_a_stream_has_the_numbers_of_its_report(kept: Path, tmp_path
     report = json.loads(splunk_profiler("replay", "--json", str(kept)).stdout)["profiles"]
     shown = KeptStream(kept)
     assert shown.recording.weights(Selection("samples")).sum() == report["samples"] > 0
-    assert dict(shown.recording.facet_weights(Selection("wall"))["endpoint"]) == {
+    assert dict(shown.recording.facet_values(Selection("wall"))["endpoint"].values) == {
         name: each["wall_ns"] for name, each in report["endpoints"].items() if each["wall_ns"]
     }
     page = tmp_path / "page.html"
@@ -61,9 +61,7 @@ def test_the_page_of_a_stream_has_the_numbers_of_its_report(kept: Path, tmp_path
     assert "__main__.price_items" in page.read_text("utf-8")
     store = tmp_path / "store.db"
     assert splunk_profiler("view", str(kept), "--store", str(store)).stdout == f"saved in {store}\n"
-    assert LiveStore(store).recording.facet_weights(Selection("wall")) == shown.recording.facet_weights(
-        Selection("wall")
-    )
+    assert LiveStore(store).recording.facet_values(Selection("wall")) == shown.recording.facet_values(Selection("wall"))
     again = splunk_profiler("view", str(store), "--store", str(tmp_path / "other.db"))
     assert (again.returncode, again.stderr) == (1, f"splunk-profiler: error: {store} is a store already\n")
     cut = tmp_path / "cut.stream"

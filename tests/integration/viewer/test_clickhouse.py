@@ -29,7 +29,7 @@ SAMPLES, WALL = Selection("samples"), Selection("wall")
 def of(recording: Recording, *, without: str = "") -> dict[str, Any]:
     """Return what the page shows, but the distribution over time."""
     top = top_table(recording.stacks, recording.weights(WALL))
-    facets = {name: dict(values) for name, values in recording.facet_weights(WALL).items() if name != without}
+    facets = {name: dict(found.values) for name, found in recording.facet_values(WALL).items() if name != without}
     return {
         "values": (recording.values, recording.units),
         "facets": facets,
@@ -76,8 +76,8 @@ def test_equal_samples_are_counted_in_the_database_by_step_of_time(database: Dat
     shown = ClickHouse(database.address, database.environment)
     assert shown.recording.count() == 2
     assert shown.recording.weights(SAMPLES).sum() == 60
-    assert dict(shown.recording.facet_weights(WALL)["endpoint"]) == {"GET /": 60 * 10**9}
-    assert dict(shown.recording.facet_weights(WALL)["thread"]) == {"main": 60 * 10**9}
+    assert dict(shown.recording.facet_values(WALL)["endpoint"].values) == {"GET /": 60 * 10**9}
+    assert dict(shown.recording.facet_values(WALL)["thread"].values) == {"main": 60 * 10**9}
     assert shown.spans_of(TRACE)[0].host_stacks == ("q83vEg==",)
     assert sum(shown.recording.timeline(WALL, "service", 10).series[0].weights) == 60 * 10**9
 
@@ -86,13 +86,15 @@ def test_samples_of_profiles_get_the_names_of_their_spans(database: Database) ->
     database.make_tables("json")
     time_ns = now_ns(600)
     database.insert([profile_line(record_body(small_profile()), time_ns=time_ns)])
-    assert set(dict(ClickHouse(database.address, database.environment).recording.facet_weights(SAMPLES)["span"])) == {
+    assert set(
+        dict(ClickHouse(database.address, database.environment).recording.facet_values(SAMPLES)["span"].values)
+    ) == {
         "(span not received)",
         "(outside of spans)",
     }
     database.insert([of_trace(span_line("SELECT", SPAN_ID, times_ns=(time_ns, time_ns)), TRACE_ID)])
     shown = ClickHouse(database.address, database.environment).recording
-    assert set(dict(shown.facet_weights(SAMPLES)["span"])) == {"SELECT", "(outside of spans)"}
+    assert set(dict(shown.facet_values(SAMPLES)["span"].values)) == {"SELECT", "(outside of spans)"}
 
 
 def test_a_trace_that_is_not_among_the_heaviest_is_read_when_it_is_asked_for(database: Database) -> None:
@@ -102,11 +104,13 @@ def test_a_trace_that_is_not_among_the_heaviest_is_read_when_it_is_asked_for(dat
     light = of_trace(sample_line("own.light(/light.py:3)", time_ns=time_ns), OTHER_TRACE)
     database.insert([*heavy, light, of_trace(span_line("light", times_ns=(time_ns, time_ns + 5)), OTHER_TRACE)])
     shown = ClickHouse(database.address, database.environment)
-    assert len(shown.recording.facet_weights(SAMPLES)["trace"]) == 100
+    assert len(shown.recording.facet_values(SAMPLES)["trace"].values) == 100
     assert not shown.recording.has_trace(OTHER_TRACE)
     chosen = Selection("samples", filters={"trace": frozenset({OTHER_TRACE})})
     assert shown.recording.weights(chosen).sum() == 0
     assert of(shown.recording_of(chosen))["top"] == {(("own.light", "/light.py", "application"), 3, 1e9, 1e9)}
+    facets = Answers(shown).facets(SAMPLES, "trace", OTHER_TRACE.upper())
+    assert facets == {"facets": {"trace": [(OTHER_TRACE, 1)]}, "more": {"trace": 0}}
     answer = Answers(shown).trace(SAMPLES, OTHER_TRACE)
     assert [row[:3] + row[6:7] for row in answer["rows"]] == [[SPAN, 0, "light", 1]]
     assert Answers(shown).flame(chosen, inverted=False)["total"] == 1
@@ -157,9 +161,11 @@ def test_only_the_last_hours_and_one_service_are_read(database: Database) -> Non
     )
 
     def services(**options: Any) -> set[str]:
-        found = ClickHouse(database.address, database.environment, **options).recording.facet_weights(SAMPLES)[
-            "service"
-        ]
+        found = (
+            ClickHouse(database.address, database.environment, **options)
+            .recording.facet_values(SAMPLES)["service"]
+            .values
+        )
         return {name for name, _ in found}
 
     assert services() == {"shop", "other's \\ \n\t{x:String}"}
@@ -227,7 +233,11 @@ def test_a_question_that_fails_loses_no_record_and_counts_none_twice(database: D
             shown.refresh()
     everything = ClickHouse(database.address, database.environment, lag_ns=0)
     assert of(shown.recording) == of(everything.recording)
-    assert dict(shown.recording.facet_weights(SAMPLES)["span"]).keys() == {"GET /", "SELECT", "(outside of spans)"}
+    assert dict(shown.recording.facet_values(SAMPLES)["span"].values).keys() == {
+        "GET /",
+        "SELECT",
+        "(outside of spans)",
+    }
     assert shown.recording.weights(SAMPLES).sum() > 2 * questions > 6
     assert shown.unread == everything.unread == 0
 
@@ -264,7 +274,7 @@ def test_records_that_are_no_samples_are_left_out_or_counted(database: Database)
     shown = ClickHouse(database.address, database.environment)
     assert shown.recording.weights(SAMPLES).sum() == 1
     assert shown.unread == 2
-    assert dict(shown.recording.facet_weights(SAMPLES)["endpoint"]) == {"(span not received)": 1}
+    assert dict(shown.recording.facet_values(SAMPLES)["endpoint"].values) == {"(span not received)": 1}
     assert shown.spans_of(TRACE) == []
 
 
@@ -277,7 +287,7 @@ def test_hostile_names_are_names(database: Database) -> None:
         database.insert([sample, span_line(name, f"{place:016x}", times_ns=(time_ns, time_ns))])
     shown = ClickHouse(database.address, database.environment)
     for facet in ("service", "endpoint"):
-        assert {name for name, _ in shown.recording.facet_weights(SAMPLES)[facet]} == set(names)
+        assert {name for name, _ in shown.recording.facet_values(SAMPLES)[facet].values} == set(names)
 
 
 def test_what_is_wrong_is_said_without_the_password(database: Database) -> None:

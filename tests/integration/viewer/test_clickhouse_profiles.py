@@ -73,7 +73,7 @@ def test_samples_of_host_profilers_are_read_from_the_table_of_profiles(database:
         ("(libc.so.6)", "/usr/lib/libc.so.6", ""): (1, 1),
         ("PyEval", "/src/ceval.c", ""): (0, 1),
     }
-    facets = {name: dict(values) for name, values in found.facet_weights(SAMPLES).items()}
+    facets = {name: dict(each.values) for name, each in found.facet_values(SAMPLES).items()}
     assert facets["service"] == {"shop": 13, "python3": 1}
     assert facets["process"] == {"shop node 7": 13, "python3 node 7": 1}
     assert facets["endpoint"] == {"GET /": 12, "(outside of spans)": 2}

@@ -43,7 +43,7 @@ def test_profiles_have_the_numbers_of_the_report(tmp_path: Path) -> None:
     assert profiles["samples"] > 10
     for value, whole in (("samples", "samples"), ("cpu", "cpu_ns"), ("wall", "wall_ns")):
         assert recording.weights(Selection(value)).sum() == profiles[whole]
-    assert dict(recording.facet_weights(Selection("wall"))["endpoint"]) == {
+    assert dict(recording.facet_values(Selection("wall"))["endpoint"].values) == {
         name: endpoint["wall_ns"] for name, endpoint in profiles["endpoints"].items() if endpoint["wall_ns"]
     }
     in_traces = sum(
@@ -51,7 +51,9 @@ def test_profiles_have_the_numbers_of_the_report(tmp_path: Path) -> None:
         for trace, spans in recording.spans.items()
         for span in spans
     )
-    assert in_traces == sum(weight for name, weight in recording.facet_weights(Selection("wall"))["trace"] if name)
+    assert in_traces == sum(
+        weight for name, weight in recording.facet_values(Selection("wall"))["trace"].values if name
+    )
     for name, endpoint in profiles["endpoints"].items():
         for value in ("cpu", "wall"):
             own, total = of_functions(recording, Selection(value, filters=of(endpoint=name)))

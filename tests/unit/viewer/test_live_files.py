@@ -20,7 +20,7 @@ from splunk_profiler.viewer.otlp_files import SourceError
 
 def endpoints(files: LiveFiles) -> dict[str, int]:
     files.refresh()
-    return dict(files.recording.facet_weights(Selection("samples"))["endpoint"])
+    return dict(files.recording.facet_values(Selection("samples"))["endpoint"].values)
 
 
 def test_what_is_appended_is_read_and_a_part_of_a_line_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_sample_gets_the_name_of_its_span_when_that_is_written(tmp_path: Path)
 def test_a_profile_has_endpoints_and_gets_the_names_of_its_spans(tmp_path: Path) -> None:
     def facet(name: str) -> set[str]:
         files.refresh()
-        return set(dict(files.recording.facet_weights(Selection("samples"))[name]))
+        return set(dict(files.recording.facet_values(Selection("samples"))[name].values))
 
     (tmp_path / "logs.jsonl").write_text(profile_line(record_body(small_profile())), "utf-8")
     files = LiveFiles(tmp_path)
@@ -68,8 +68,8 @@ def test_time_whose_stack_is_not_kept_is_in_no_span_and_not_outside_of_them(tmp_
     (tmp_path / "cpu.pprof").write_bytes(encode_whole(profile).gzipped)
     files = LiveFiles(tmp_path)
     files.refresh()
-    weights = files.recording.facet_weights(Selection("cpu"))
-    assert dict(weights["span"])["(not sampled)"] == dict(weights["endpoint"])["(not sampled)"] == 5_000
+    weights = files.recording.facet_values(Selection("cpu"))
+    assert dict(weights["span"].values)["(not sampled)"] == dict(weights["endpoint"].values)["(not sampled)"] == 5_000
 
 
 def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
@@ -112,7 +112,10 @@ def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_pa
     files = LiveFiles(tmp_path)
     files.refresh()
     wall = sum(each.wall_ns for each in small_profile().aggregates)
-    assert dict(files.recording.facet_weights(Selection("wall"))["process"]) == {"shop-eu 77": wall, "by_hand": wall}
+    assert dict(files.recording.facet_values(Selection("wall"))["process"].values) == {
+        "shop-eu 77": wall,
+        "by_hand": wall,
+    }
     assert files.unread == 1
     version = files.version
     (tmp_path / "cut.pprof").unlink()

@@ -40,8 +40,8 @@ def test_a_selection_is_by_time_and_by_any_of_the_values_of_each_facet() -> None
     assert total(found, Selection("cpu", 10, 30)) == 3
     chosen = Selection("cpu", filters={"endpoint": frozenset({"a", "c"})})
     assert total(found, chosen) == 5
-    assert dict(found.facet_weights(chosen)["endpoint"]) == {"a": 1, "b": 2, "c": 4}
-    assert dict(found.facet_weights(chosen)["process"]) == {"1": 5}
+    assert dict(found.facet_values(chosen)["endpoint"].values) == {"a": 1, "b": 2, "c": 4}
+    assert dict(found.facet_values(chosen)["process"].values) == {"1": 5}
     with pytest.raises(ValueError, match="no facet colour"):
         found.weights(Selection("cpu", filters={"colour": frozenset()}))
 
@@ -121,11 +121,11 @@ def test_traces_are_chosen_by_and_ranked_like_facets_and_only_opentelemetrys_ids
         facets = found.facets_id(Facets("shop", "", "1", f"endpoint {place}", "main", "", ""))
         found.add(Sample(10 + place, stack, facets, {"cpu": 1 << place}, (trace, f"{place:016x}")))
     whole = Selection("cpu")
-    assert found.facet_weights(whole)["trace"] == [("", 8 + 16 + 32), (TRACES[1], 6), (TRACES[0], 1)]
+    assert found.facet_values(whole)["trace"].values == [("", 8 + 16 + 32), (TRACES[1], 6), (TRACES[0], 1)]
     chosen = Selection("cpu", filters={"trace": frozenset({TRACES[1], "\udcff"})})
     assert total(found, chosen) == 6
-    assert found.facet_weights(chosen)["trace"] == found.facet_weights(whole)["trace"]
-    assert found.facet_weights(chosen)["endpoint"] == [("endpoint 2", 4), ("endpoint 1", 2)]
+    assert found.facet_values(chosen)["trace"].values == found.facet_values(whole)["trace"].values
+    assert found.facet_values(chosen)["endpoint"].values == [("endpoint 2", 4), ("endpoint 1", 2)]
     assert found.span_weights(chosen) == {f"{1:016x}": 2, f"{2:016x}": 4}
     assert total(found, Selection("cpu", filters={"span_id": frozenset({f"{2:016x}"})})) == 4
     assert found.timeline(whole, "trace", 3).series == [
@@ -139,6 +139,31 @@ def test_a_span_can_be_named_after_its_sample() -> None:
     found = recording((10, "1", "a", {"cpu": 1}))
     place = found.add(Sample(20, 0, 0, {"cpu": 2}))
     found.name_span(place, "SELECT")
-    weights = found.facet_weights(Selection("cpu"))
-    assert dict(weights["span"]) == {"": 1, "SELECT": 2}
-    assert dict(weights["endpoint"]) == {"a": 3}
+    weights = found.facet_values(Selection("cpu"))
+    assert dict(weights["span"].values) == {"": 1, "SELECT": 2}
+    assert dict(weights["endpoint"].values) == {"a": 3}
+
+
+def test_values_beyond_the_heaviest_are_counted_and_found_by_their_text() -> None:
+    found = recording(*((10, "1", f"GET /{place:03}", {"cpu": 1 + place}) for place in range(250)))
+    for place in range(1000):
+        found.add(Sample(10, 0, 0, {"cpu": 1 + place}, (f"{place:032x}", "1" * 16)))
+    whole = Selection("cpu")
+    values = found.facet_values(whole)
+    assert (values["endpoint"].values[0], len(values["endpoint"].values), values["endpoint"].more) == (
+        ("GET /000", 1 + 500_500),
+        100,
+        150,
+    )
+    assert (values["trace"].values[1], len(values["trace"].values)) == ((f"{999:032x}", 1000), 100)
+    assert values["trace"].more == 1001 - 100  # samples without a trace are a value too
+    assert values["service"].more == 0
+    assert found.facet_values(whole, ["endpoint"], "get /1")["endpoint"].more == 0
+    assert found.facet_values(whole, ["endpoint"], "Get /0")["endpoint"].values[-1] == ("GET /001", 2)
+    assert found.facet_values(whole, ["trace"], f"0000{0x3E7:X}") == {"trace": ([(f"{999:032x}", 1000)], 0)}
+    assert found.facet_values(whole, ["trace"], "\udcff") == {"trace": ([], 0)}
+    for name in ("colour", "span_id"):
+        with pytest.raises(ValueError, match=f"no facet {name}"):
+            found.facet_values(whole, [name])
+        with pytest.raises(ValueError, match=f"no facet {name}"):
+            found.timeline(whole, name, 1)

@@ -76,6 +76,16 @@ def test_a_selection_is_in_the_query(client: TestClient) -> None:
     assert get(client, "/api/top?value=samples&search=RANK")["rows"] == [["shop.rank", "/srv/shop.py", 7, 1, 2, 2]]
 
 
+def test_a_facet_and_a_text_to_search_are_in_the_query(client: TestClient) -> None:
+    whole = get(client, "/api/facets?value=samples")
+    assert whole["facets"].keys() == whole["more"].keys() > {"service", "trace"}
+    assert set(whole["more"].values()) == {0}
+    found = get(client, "/api/facets?value=samples&f.service=shop&facet=service&search=BILL")
+    assert found == {"facets": {"service": [["billing", 1]]}, "more": {"service": 0}}
+    assert get(client, f"/api/facets?value=samples&facet=trace&search={TRACE}")["facets"]["trace"] == [[TRACE, 2]]
+    assert client.get("/api/facets?value=samples&facet=colour").json() == {"error": "there is no facet colour"}
+
+
 def test_a_baseline_and_a_function_are_in_the_query(client: TestClient) -> None:
     answer = get(client, "/api/flame?value=samples&f.service=shop&compare=share&b.f.service=billing")
     assert (answer["total"], answer["before"]) == (1, 1)

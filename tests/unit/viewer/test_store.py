@@ -28,7 +28,7 @@ def of(recording: Recording) -> dict[str, object]:
     return {
         "values": (recording.values, recording.units),
         "period": recording.period_ns(),
-        "facets": {name: dict(values) for name, values in recording.facet_weights(WALL).items()},
+        "facets": {name: dict(found.values) for name, found in recording.facet_values(WALL).items()},
         "top": {(recording.functions[row.function], row.own, row.total) for row in top},
         "timeline": recording.timeline(WALL, "endpoint", 5),
     }
@@ -98,14 +98,14 @@ def test_a_span_that_ends_after_its_samples_became_a_part_names_them_when_the_ho
         put(writer, sample_line(time_ns=NOON_NS + 1), received_ns=NOON_NS + MINUTE_NS)
         writer.keep_up(NOON_NS + 2 * MINUTE_NS)
         store = LiveStore(path)
-        assert dict(store.recording.facet_weights(Selection("samples"))["endpoint"]) == {
+        assert dict(store.recording.facet_values(Selection("samples"))["endpoint"].values) == {
             "(span not received)": 2,
             "GET /": 1,
         }
         writer.keep_up(NOON_NS + 2 * HOUR_NS)
         store.refresh()
     assert rows(path, "parts") == 1
-    assert dict(store.recording.facet_weights(Selection("samples"))["endpoint"]) == {
+    assert dict(store.recording.facet_values(Selection("samples"))["endpoint"].values) == {
         "(span not received)": 1,
         "GET /": 2,
     }
@@ -118,7 +118,7 @@ def test_a_span_that_comes_while_its_samples_wait_names_them(tmp_path: Path) -> 
         put(writer, span_line("GET /"), received_ns=NOON_NS + 1)
         writer.keep_up(NOON_NS, hold_ns=0)
     assert rows(path, "requests") == 1
-    assert dict(LiveStore(path).recording.facet_weights(WALL)["endpoint"]) == {"GET /": 10**9}
+    assert dict(LiveStore(path).recording.facet_values(WALL)["endpoint"].values) == {"GET /": 10**9}
 
 
 def test_old_samples_become_sums_by_minute_without_traces(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_old_samples_become_sums_by_minute_without_traces(tmp_path: Path) -> Non
         writer.keep_up(NOON_NS + 2 * DAY_NS + 1)
         assert rows(path, "parts") == 1
     assert after["top"] == before["top"]
-    assert dict(store.recording.facet_weights(WALL)["trace"]) == {"": 150 * 10**9}
-    assert dict(store.recording.facet_weights(WALL)["endpoint"]) == {"GET /": 150 * 10**9}
+    assert dict(store.recording.facet_values(WALL)["trace"].values) == {"": 150 * 10**9}
+    assert dict(store.recording.facet_values(WALL)["endpoint"].values) == {"GET /": 150 * 10**9}
 
 
 def heap(recording: Recording, time_ns: int, process: str, allocated: int, in_use: int) -> None:
@@ -171,12 +171,12 @@ def test_what_is_too_old_goes_with_all_that_only_it_refers_to(tmp_path: Path) ->
         store = LiveStore(path)
         writer.keep_up(NOON_NS + 6 * DAY_NS + MINUTE_NS)
         store.refresh()
-        assert {name for name, _ in store.recording.facet_weights(WALL)["service"]} == {"old", "new"}
+        assert {name for name, _ in store.recording.facet_values(WALL)["service"].values} == {"old", "new"}
         writer.keep_up(NOON_NS + 9 * DAY_NS)
         store.refresh()
-    assert {name for name, _ in store.recording.facet_weights(WALL)["service"]} == {"new"}
+    assert {name for name, _ in store.recording.facet_values(WALL)["service"].values} == {"new"}
     assert [rows(path, table) for table in ("functions", "stacks", "facets", "parts", "spans")] == [1, 1, 1, 1, 0]
-    assert {name for name, _ in LiveStore(path).recording.facet_weights(WALL)["service"]} == {"new"}
+    assert {name for name, _ in LiveStore(path).recording.facet_values(WALL)["service"].values} == {"new"}
 
 
 def test_the_oldest_goes_when_there_are_too_many_bytes(tmp_path: Path) -> None:
