@@ -75,10 +75,12 @@ def fill(database: Any, records: int, profiles: int) -> None:
     functions = [Function(f"shop.part.step_{place}", "/srv/shop/part.py", "application") for place in range(500)]
     frames = [Frame(place, 10 + place % 7) for place in range(500)]
     stacks = [Weighted(tuple(frames[(7 * stack + depth) % 500] for depth in range(40)), 10**7) for stack in range(300)]
-    body = base64.b64encode(pprof(stacks, functions, "cpu", "nanoseconds")).decode()
+    now_s = time.time() - 60
+    since_ns = int(now_s - 1750) * 10**9
+    packed = pprof(stacks, functions, "cpu", "nanoseconds", (since_ns, since_ns + 10**10))
+    body = base64.b64encode(packed).decode()
     described = {"profiling.data.format": "pprof-gzip-base64", "profiling.data.type": "cpu"}
     row = {"ServiceName": "service-0", "Body": body, "ScopeName": "otel.profiling", "LogAttributes": described}
-    now_s = time.time() - 60
     rows = (json.dumps({**row, "Timestamp": f"{now_s - place % 3500:.9f}"}) for place in range(profiles))
     database.do("INSERT INTO otel_logs FORMAT JSONEachRow\n" + "\n".join(rows))
 

@@ -225,8 +225,16 @@ class Answers:
         data = {"overview": overview, "state": list(state) or [("value", selection.value)], "values": values}
         return exports.html(data).encode(errors="replace")
 
-    def export(self, selection: Selection, form: str) -> bytes:
+    def export(
+        self, selection: Selection, form: str, function: tuple[str, str] | None = None, *, inverted: bool = False
+    ) -> bytes:
         """Return the selection as ``folded``, ``speedscope`` or ``pprof``.
+
+        Args:
+            selection: of which samples.
+            form: the name of the format.
+            function: name and file of the one with which stacks begin, or end if `inverted`, as in the graph.
+            inverted: has no effect without a function.
 
         Raises:
             ValueError: there is no such format.
@@ -234,14 +242,16 @@ class Answers:
         with self._lock:
             recording = self._refreshed()
             weights = self._weights(selection)
-            stacks, functions = list(recording.stacks.weighted(weights)), recording.functions
+            place = None if function is None else recording.find_function(*function)
+            stacks, functions = list(recording.stacks.weighted(weights, place, inverted)), recording.functions
             unit = recording.units.get(selection.value, "count")
+            period_ns = recording.ends_ns(selection)
         if form == "folded":
             return exports.folded(stacks, functions).encode(errors="replace")
         if form == "speedscope":
             return exports.speedscope(stacks, functions, selection.value, unit).encode()
         if form == "pprof":
-            return exports.pprof(stacks, functions, selection.value, unit)
+            return exports.pprof(stacks, functions, selection.value, unit, period_ns)
         raise ValueError(f"there is no format {form}: it is folded, speedscope, pprof or html")
 
     def default_value(self) -> str:

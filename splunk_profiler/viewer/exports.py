@@ -63,9 +63,12 @@ def speedscope(stacks: Sequence[Weighted], functions: Sequence[Function], value:
     return json.dumps(document)
 
 
-def pprof(stacks: Sequence[Weighted], functions: Sequence[Function], value: str, unit: str) -> bytes:
-    """Return a gzipped profile with that value."""
-    message = ProfileMessage()
+def pprof(
+    stacks: Sequence[Weighted], functions: Sequence[Function], value: str, unit: str, period_ns: tuple[int, int]
+) -> bytes:
+    """Return a gzipped profile with that value; `period_ns` are when it begins and ends."""
+    since_ns, until_ns = period_ns
+    message = ProfileMessage(time_nanos=since_ns, duration_nanos=max(0, until_ns - since_ns))
     strings: dict[str, int] = {"": 0}
 
     def string(text: str) -> int:

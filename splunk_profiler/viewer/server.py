@@ -36,10 +36,10 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _EXPORTS = {
-    "folded": ("text/plain", "profile.folded"),
-    "speedscope": ("application/json", "profile.speedscope.json"),
-    "pprof": ("application/octet-stream", "profile.pprof"),
-    "html": ("text/html", "profile.html"),
+    "folded": ("text/plain", "folded"),
+    "speedscope": ("application/json", "speedscope.json"),
+    "pprof": ("application/octet-stream", "pprof"),
+    "html": ("text/html", "html"),
 }
 
 
@@ -47,8 +47,7 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
     """Return the application; `origins` are by the values of the header Host that it answers to."""
 
     def flame(request: Request) -> Any:
-        is_inverted = request.query_params.get("inverted") == "1"
-        return answers.flame(_selection(request), is_inverted, _baseline(request), _function(request))
+        return answers.flame(_selection(request), _is_set(request, "inverted"), _baseline(request), _function(request))
 
     def top(request: Request) -> Any:
         search, sort = (request.query_params.get(name, "") for name in ("search", "sort"))
@@ -70,12 +69,15 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
 
     def export(request: Request) -> Response:
         form = request.query_params.get("format", "")
+        is_baseline = _is_set(request, "baseline") and form != "html"
+        selection = _selection(request, "b." if is_baseline else "")
         if form == "html":
             state = [(name, text) for name, text in request.query_params.multi_items() if name != "format"]
-            content = answers.page(_selection(request), _baseline(request), _function(request), state)
+            content = answers.page(selection, _baseline(request), _function(request), state)
         else:
-            content = answers.export(_selection(request), form)
-        media_type, name = _EXPORTS[form]
+            content = answers.export(selection, form, _function(request), inverted=_is_set(request, "inverted"))
+        media_type, suffix = _EXPORTS[form]
+        name = f"{'baseline' if is_baseline else 'profile'}.{suffix}"
         return Response(
             content, media_type=media_type, headers={"content-disposition": f'attachment; filename="{name}"'}
         )
@@ -198,6 +200,10 @@ def _baseline(request: Request) -> Baseline | None:
 def _function(request: Request) -> tuple[str, str] | None:
     query = request.query_params
     return (query["function"], query.get("file", "")) if "function" in query else None
+
+
+def _is_set(request: Request, name: str) -> bool:
+    return request.query_params.get(name) == "1"
 
 
 def _time(text: str | None) -> int | None:

@@ -48,10 +48,20 @@ class Stacks:
         """Return the frames of a stack as `place` takes them."""
         return self._frames[2 * self._starts[place] : 2 * self._starts[place + 1]].tobytes()
 
-    def weighted(self, weights: Numbers) -> Iterator[Weighted]:
-        """Yield the stacks that have a weight."""
+    def weighted(self, weights: Numbers, function: int | None = None, inverted: bool = False) -> Iterator[Weighted]:
+        """Yield the stacks that have a weight, root first.
+
+        Args:
+            weights: of each stack.
+            function: only the parts of stacks from its outermost call on.
+            inverted: up to that call in place of it.
+        """
         for place in np.flatnonzero(weights).tolist():
-            yield Weighted(self.frames(place), int(weights[place]))
+            stack, weight = self.frames(place), int(weights[place])
+            if function is None:
+                yield Weighted(stack, weight)
+            elif (at := next((at for at, frame in enumerate(stack) if frame.function == function), None)) is not None:
+                yield Weighted(stack[: at + 1] if inverted else stack[at:], weight)
 
     def prepare(self) -> None:
         """Do what sums need, so that no question has to wait for it."""

@@ -35,7 +35,7 @@ def test_speedscope_has_each_stack_and_its_weight() -> None:
 
 
 def test_pprof_is_read_as_it_was_written() -> None:
-    packed = pprof(STACKS, FUNCTIONS, "cpu", "nanoseconds")
+    packed = pprof(STACKS, FUNCTIONS, "cpu", "nanoseconds", (5_000, 7_000))
     message = decode_body(base64.b64encode(packed).decode())
     assert ProfileMessage.FromString(gzip.decompress(packed)) == message
     places = read_places(message)
@@ -43,6 +43,7 @@ def test_pprof_is_read_as_it_was_written() -> None:
     assert found == [[("a;b\n?", 7), ("shop.main", 3)], [("a;b\n?", 8), ("shop.main", 3)], [("shop.main", 3)], []]
     assert [list(sample.value) for sample in message.sample] == [[5], [2], [1], [4]]
     assert places[1].kind == "application"
+    assert (message.time_nanos, message.duration_nanos) == (5_000, 2_000)
     assert [message.string_table[each.type] for each in message.sample_type] == ["cpu"]
 
 

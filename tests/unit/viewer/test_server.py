@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.exports import PAGE_FILES
 from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.profile_messages import decode
 from splunk_profiler.viewer.server import make_app, own_origins
 
 PATHS = ["/", *(f"/{name}" for name in PAGE_FILES), "/api/overview", "/api/flame?value=wall", "/nothing"]
@@ -180,6 +182,35 @@ def test_exports_are_files(client: TestClient, form: str) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-disposition"].startswith('attachment; filename="profile.')
     assert answer.content
+
+
+def test_an_export_is_cut_at_the_function_as_the_graph_is(client: TestClient, tmp_path: Path) -> None:
+    calls = ("a.leaf(/a.py:3)", "a.twice(/a.py:2)", "a.twice(/a.py:2)", "a.main(/a.py:1)")
+    append(tmp_path / "logs.jsonl", sample_line(*calls))
+
+    def folded(query: str) -> list[str]:
+        return str(client.get(f"/api/export?value=samples&format=folded&{query}").text).splitlines()
+
+    assert folded("f.service=shop") == ["a.main;a.twice;a.twice;a.leaf 1", "shop.rank 1"]
+    assert folded("function=a.twice&file=/a.py") == ["a.twice;a.twice;a.leaf 1"]
+    assert folded("function=a.twice&file=/a.py&inverted=1") == ["a.main;a.twice 1"]
+    assert folded("function=missing&file=/a.py") == []
+
+
+def test_the_baseline_of_a_comparison_is_a_file_of_its_own(client: TestClient) -> None:
+    query = (
+        "/api/export?value=samples&format=pprof&since=4000000000&until=9000000000&f.service=shop&b.f.service=billing"
+    )
+    profiles = {}
+    for more in ("", "&baseline=1"):
+        answer = client.get(query + more)
+        (name,) = re.findall('filename="(.*)"', answer.headers["content-disposition"])
+        profiles[name] = decode(answer.content)
+    assert profiles.keys() == {"profile.pprof", "baseline.pprof"}
+    assert [(each.time_nanos, each.duration_nanos) for each in profiles.values()] == [
+        (4_000_000_000, 5_000_000_000),
+        (5_000_000_000, 1),
+    ]
 
 
 def test_an_unknown_format_is_explained(client: TestClient) -> None:
