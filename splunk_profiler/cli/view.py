@@ -28,6 +28,7 @@ from splunk_profiler.viewer.database import is_database
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.otlp_files import STREAM_SUFFIX, find_files
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.source import Source
@@ -104,8 +105,8 @@ def view(  # noqa: PLR0917
     splunk-profiler collect --output profiles &
     splunk-profiler view profiles
 
-    SOURCE is the directory or the store of `splunk-profiler collect`, a directory of profiles
-    (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY), a kept stream (stream:DIRECTORY), a file that the OpenTelemetry
+    SOURCE is the directory or the store of `splunk-profiler collect`, a directory of profiles or of kept streams
+    (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY or stream:DIRECTORY) or a file of one, a file that the OpenTelemetry
     Collector's file exporter wrote, or a database that its ClickHouse exporter writes: clickhouse://HOST/DATABASE.
     What is added while the page is open appears on it.
     Only this machine can read the page, unless --host names another address: there is no password. Ctrl-C ends it.
@@ -138,15 +139,15 @@ def is_desktop(environment: Mapping[str, str]) -> bool:
 
 
 def open_files(path: Path) -> Source:
-    """Return what there is at a path: a store, a kept stream, or other files.
+    """Return what there is at a path: a store, kept streams, or other files.
 
     Raises:
         SourceError, CommandError: there is nothing that can be shown.
     """
     if is_database(path):
         return LiveStore(path)
-    if is_stream(path):
-        return KeptStream(path)
+    if is_stream(path) or (path.is_dir() and any(path.glob(f"*{STREAM_SUFFIX}"))):
+        return KeptStreams(path)
     return LiveFiles(path)
 
 
@@ -159,8 +160,12 @@ def is_stream(path: Path) -> bool:
         return False
 
 
-class KeptStream(Source):
-    """The profiles of a stream that SPLUNK_PROFILER_OUTPUT=stream:DIRECTORY has kept."""
+class KeptStreams(Source):
+    """The profiles of a stream, or of a directory of them, that SPLUNK_PROFILER_OUTPUT=stream:DIRECTORY has kept.
+
+    Raises:
+        CommandError: none can be read.
+    """
 
     def __init__(self, path: Path) -> None:
         from splunk_profiler.cli.replay import Playback  # noqa: PLC0415  # with the pipeline, for streams only
@@ -168,13 +173,23 @@ class KeptStream(Source):
         self.name = str(path)
         self.recording = Recording()
         reader = RecordReader(self.recording)
-        playback = Playback(path, reader.add_logs)
-        playback.run()
+        files, remarks, unusable = find_files(path, [STREAM_SUFFIX]), [], []
+        for file in files:
+            playback = Playback(file, reader.add_logs)
+            try:
+                playback.run()
+            except CommandError as error:
+                unusable.append(str(error))
+            remarks += [f"{file.name}: {remark}" if path.is_dir() else remark for remark in playback.remarks]
+        if len(unusable) == len(files):
+            raise CommandError(" ".join(unusable))
+        if path.is_dir() and len(files) < len(list(path.iterdir())):
+            remarks.append("Other files beside the streams are not shown.")
         self.unread = reader.unread
-        self.note = " ".join(playback.remarks)
+        self.note = " ".join([*unusable, *remarks])
 
     def refresh(self) -> None:
-        """Do nothing: a stream is read once."""
+        """Do nothing: streams are read once."""
 
 
 def serve_page(

@@ -13,7 +13,7 @@ from splunk_profiler.config.parsers import ProfilerError
 from splunk_profiler.viewer.model import SpanKey
 
 PROFILE_SCOPE = "otel.profiling"
-REQUEST_SUFFIXES, PROFILE_SUFFIX = (".jsonl", ".json"), ".pprof"
+REQUEST_SUFFIXES, PROFILE_SUFFIX, STREAM_SUFFIX = (".jsonl", ".json"), ".pprof", ".stream"
 SOURCE, SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
 DATA_FORMAT = "profiling.data.format"

@@ -9,7 +9,8 @@ import pytest
 from command_line import splunk_profiler
 from target_process import Target, profiling_settings
 
-from splunk_profiler.cli.view import KeptStream
+from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.view import KeptStreams, open_files
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import Selection
 
@@ -51,7 +52,7 @@ def test_stream_that_was_cut_off_is_read_as_far_as_it_goes(kept: Path, tmp_path:
 
 def test_the_page_of_a_stream_has_the_numbers_of_its_report(kept: Path, tmp_path: Path) -> None:
     report = json.loads(splunk_profiler("replay", "--json", str(kept)).stdout)["profiles"]
-    shown = KeptStream(kept)
+    shown = KeptStreams(kept)
     assert shown.recording.weights(Selection("samples")).sum() == report["samples"] > 0
     assert dict(shown.recording.facet_values(Selection("wall"))["endpoint"].values) == {
         name: each["wall_ns"] for name, each in report["endpoints"].items() if each["wall_ns"]
@@ -66,7 +67,27 @@ def test_the_page_of_a_stream_has_the_numbers_of_its_report(kept: Path, tmp_path
     assert (again.returncode, again.stderr) == (1, f"splunk-profiler: error: {store} is a store already\n")
     cut = tmp_path / "cut.stream"
     cut.write_bytes(kept.read_bytes()[:-10])
-    assert KeptStream(cut).note.startswith("The stream was cut off")
+    assert KeptStreams(cut).note.startswith("The stream was cut off")
+
+
+def test_the_streams_of_a_directory_are_shown_together(kept: Path, tmp_path: Path) -> None:
+    content = kept.read_bytes()
+    for name in ("1.stream", "2.stream"):
+        (tmp_path / name).write_bytes(content)
+    one, both = KeptStreams(kept).recording, open_files(tmp_path)
+    assert both.recording.weights(Selection("samples")).sum() == 2 * one.weights(Selection("samples")).sum()
+    assert both.note == ""
+    (tmp_path / "3.stream").write_bytes(b"")
+    (tmp_path / "4.stream").write_bytes(content[:-10])
+    (tmp_path / "5.pprof").write_bytes(b"")
+    note = open_files(tmp_path).note
+    assert f"{tmp_path / '3.stream'} holds no captures." in note
+    assert "4.stream: The stream was cut off" in note
+    assert "Other files beside the streams are not shown." in note
+    for name in ("1.stream", "2.stream", "4.stream"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CommandError, match=r"1\.stream holds no captures\..*4\.stream holds no captures\."):
+        open_files(tmp_path)
 
 
 def test_files_that_are_no_streams_are_refused_by_name(tmp_path: Path) -> None:
