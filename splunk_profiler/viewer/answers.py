@@ -162,13 +162,14 @@ class Answers:
         """Return the spans of a trace, children below their parents, and what was sampled in each.
 
         Rows are id, depth, name, service, start and duration in ns from the trace's start, weight, and the ids of the
-        host profiler's stacks.
+        host profiler's stacks. `note` says what is missing, and is empty if nothing is.
         """
         whole = selection.without(SPAN_ID).of_trace(trace)
         with self._lock:
             self._refreshed()
             rows = span_tree(self._live.spans_of(trace))
-            weights = self._live.recording_of(whole).span_weights(whole)
+            recording = self._live.recording_of(whole)
+            weights, note = recording.span_weights(whole), recording.note
         start_ns = min((row.span.start_ns for row in rows), default=0)
         end_ns = max((row.span.end_ns for row in rows), default=0)
         shown = [
@@ -185,7 +186,7 @@ class Answers:
             for depth, span in rows[:_MAX_SPANS]
         ]
         rest = sum(weights.values())
-        return {"spans": len(rows), "rows": shown, "duration": end_ns - start_ns, "rest": rest}
+        return {"spans": len(rows), "rows": shown, "duration": end_ns - start_ns, "rest": rest, "note": note}
 
     def page(
         self,

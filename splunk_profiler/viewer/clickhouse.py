@@ -148,10 +148,20 @@ class ClickHouse(Source):
         reading = self._parts.pop(part, None) or _Reading(part, self.recording.sibling(), since_ns)
         self._read(reading, self._all.until_ns)
         self._name_spans()
+        reading.recording.note = self._note_on(reading)
         self._parts[part] = reading
         while len(self._parts) > _MAX_PARTS:
             self._parts.popitem(last=False)
         return reading.recording
+
+    def _note_on(self, reading: _Reading) -> str:
+        """Return what is missing of the samples of a part."""
+        notes = []
+        if reading.left_out:
+            notes.append(f"{reading.left_out} older profiles of this time were left out.")
+        if reading.part.traces and not any(map(reading.recording.has_trace, reading.part.traces)):
+            notes.append(f"No sample of this trace was found. {self._table.where_traces_are}".rstrip())
+        return " ".join(notes)
 
     def count_requests(self, selection: Selection) -> int:
         """Return the requests of a selection: see `Source`."""
@@ -209,8 +219,8 @@ class ClickHouse(Source):
             reading.has_all_ids &= found.add_to(reader)
             reading.unread += reader.unread
             reading.left_out += found.left_out
-            if found and not found.is_named:
-                self._unnamed.append((reader, period.since_ns))
+            if found and found.unnamed_since_ns is not None:
+                self._unnamed.append((reader, found.unnamed_since_ns))
         reading.until_ns = period.until_ns
         return any(answers)
 

@@ -5,11 +5,22 @@ Texts are counted in the database, and each text of a stack is sent once; profil
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from splunk_profiler.viewer.clickhouse_tables import Found, Part, Period, Question, SampleTable
+from splunk_profiler.viewer.clickhouse_tables import (
+    SPANS,
+    Found,
+    Part,
+    Period,
+    Question,
+    SampleTable,
+    one_of,
+    service_of,
+)
+from splunk_profiler.viewer.model import MINUTE_NS
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -24,6 +35,7 @@ from splunk_profiler.viewer.profile_messages import PROFILE_FORMAT, decode_body
 from splunk_profiler.viewer.records import RecordReader, Text, make_sender
 
 _MAX_PROFILES = 2000
+_MAX_PROFILE_NS = MINUTE_NS  # so long before the spans in it a profile may begin
 # The metadata line without its numbers, of which no two are equal.
 _WITHOUT_NUMBERS = r"replaceRegexpOne(r.Body, '^(\"(?:[^\"\\\\]|\\\\.)*\")[^\n]*?nid=\\S+', '\\1 #0')"
 
@@ -61,8 +73,6 @@ class _Texts(Found):
 class _Profiles(Found):
     """The newest profiles."""
 
-    is_named = False
-
     def add_to(self, reader: RecordReader) -> bool:
         for service, version, host, pid, body in self.rows:
             try:
@@ -76,12 +86,14 @@ class LogTable(SampleTable):
     """The table of logs."""
 
     content = "records of the profiler"
+    where_traces_are = "Profiles are searched at the time and in the services of its spans."
 
     def ask(self, part: Part, period: Period) -> list[Found]:
-        """Return samples as text and as profiles: see `SampleTable`."""
-        texts = self._ask_texts(part, period)
-        # Traces are in the bodies of profiles: those of the whole table would be too many.
-        return [texts] if part.traces and not part.since_ns else [texts, self._ask_profiles(part, period)]
+        """Return samples as text, which are counted, and as profiles; of traces without a time those of their spans."""
+        of_profiles = [(part, period)]
+        if part.traces and not part.since_ns:  # they are in the bodies: those of the whole table would be too many
+            of_profiles = list(self._narrowed(part, period))
+        return [self._ask_texts(part, period), *(self._ask_profiles(*each) for each in of_profiles)]
 
     def _ask_texts(self, part: Part, period: Period) -> _Texts:
         period_ms = f"toUInt64OrZero({self._attribute('LogAttributes', 'source.event.period')})"
@@ -103,7 +115,26 @@ class LogTable(SampleTable):
             f" ORDER BY r.Timestamp DESC LIMIT {_MAX_PROFILES}",
             **parameters,
         )
-        return _Profiles(rows, left_out=max(0, int(count) - _MAX_PROFILES))
+        return _Profiles(rows, left_out=max(0, int(count) - _MAX_PROFILES), unnamed_since_ns=period.since_ns)
+
+    def _narrowed(self, part: Part, period: Period) -> Iterator[tuple[Part, Period]]:
+        """Yield the services of the spans of a part's traces, and their time, if there are any in the period."""
+        if not self._has_spans:
+            return
+        condition, parameters = one_of("TraceId", "trace", part.traces)
+        start_ns, service = "toUnixTimestamp64Nano(Timestamp)", service_of("ServiceName")
+        rows = self._client.rows(
+            f"SELECT min({start_ns}), max({start_ns} + toInt64(Duration)), groupUniqArray({service}) FROM {SPANS}"
+            f" WHERE {condition} HAVING count() > 0",
+            **parameters,
+        )
+        for since_ns, until_ns, services in rows:
+            narrowed = Period(
+                max(period.since_ns, int(since_ns) - _MAX_PROFILE_NS),
+                min(period.until_ns, int(until_ns) + _MAX_PROFILE_NS),
+            )
+            if narrowed.since_ns < narrowed.until_ns:
+                yield part._replace(services=part.services or tuple(services)), narrowed
 
     def _records(self, part: Part, period: Period, *, is_text: bool) -> Question:
         """Return what selects the records that are read."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows
 from splunk_profiler.viewer.model import HOUR_NS, UNKNOWN_SPAN
@@ -57,12 +57,12 @@ class Found:
 
     Attributes:
         left_out: how many older records there are.
-        is_named: samples have the names of their spans, as far as the database has them.
+        unnamed_since_ns: since when there are samples without the names of their spans; None if all have them.
     """
 
     rows: Rows
     left_out: int = field(default=0, kw_only=True)
-    is_named: ClassVar[bool] = True
+    unnamed_since_ns: int | None = field(default=None, kw_only=True)
 
     def __bool__(self) -> bool:
         return len(self.rows) > 0
@@ -82,9 +82,11 @@ class SampleTable:
     Attributes:
         name: of the table.
         content: what it has, as errors say it.
+        where_traces_are: a sentence on where their samples are sought; empty if it is everywhere.
     """
 
     content: str
+    where_traces_are = ""
 
     def __init__(self, client: ClickHouseClient, name: str, columns: Columns, span_columns: Columns) -> None:
         self.name = name
@@ -200,7 +202,7 @@ class SampleTable:
 
     def _service(self) -> str:
         """Return the name of the service as a column."""
-        return f"if(r.ServiceName = '', '{UNKNOWN_SERVICE}', r.ServiceName)"
+        return service_of("r.ServiceName")
 
     def _attribute(self, column: str, name: str) -> str:
         """Return an attribute of a sample as text."""
@@ -211,6 +213,11 @@ def between(column: str, since: str = "since") -> str:
     """Return the condition for times from that parameter until before the parameter `until`."""
     bounds = {">=": since, "<": "until"}
     return " AND ".join(f"{column} {sign} fromUnixTimestamp64Nano({{{name}:Int64}})" for sign, name in bounds.items())
+
+
+def service_of(column: str) -> str:
+    """Return the name of the service as it is shown, which is never empty."""
+    return f"if({column} = '', '{UNKNOWN_SERVICE}', {column})"
 
 
 def one_of(column: str, name: str, values: Sequence[str]) -> Question:

@@ -61,6 +61,7 @@ class Recording:
         labels: the names of labels that samples have.
         spans: by trace, then by their id.
         loaded: samples that were not added one by one.
+        note: on what is missing; empty if nothing is.
     """
 
     def __init__(self) -> None:
@@ -78,6 +79,7 @@ class Recording:
         self.values: set[str] = set()
         self.spans: dict[str, dict[str, Span]] = {}
         self.loaded: list[Columns] = []
+        self.note = ""
         self._builders: dict[tuple[str, ...], ColumnsBuilder] = {}
         self._last_rows = LatestAnswers[tuple[Selection, int], list[_Rows]](1)  # they are as many as there are samples
         self._last_weights = LatestAnswers[tuple[Selection, int], Numbers](_KEPT_WEIGHTS)

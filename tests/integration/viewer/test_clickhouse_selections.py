@@ -108,6 +108,30 @@ def test_what_is_added_to_a_trace_is_shown(database: Database, tmp_path: Path, l
     assert {row[0] for row in Answers(shown).top(chosen, "")["rows"]} == {"own.light", "own.late"}
 
 
+def test_an_older_trace_is_found_in_the_profiles_of_its_time(database: Database) -> None:
+    def profile_at(seconds: int, service: str = "shop") -> str:
+        time_ns = old_ns + seconds * SECOND_NS
+        return profile_line(record_body(replace(small_profile(), time_ns=time_ns)), service=service, time_ns=time_ns)
+
+    def span_of(trace: str) -> str:
+        times_ns = old_ns, old_ns + 5 * SECOND_NS
+        return span_line("GET /", SPAN_ID, times_ns=times_ns, service="shop").replace(TRACE, trace)
+
+    old_ns = START_NS - 7200 * SECOND_NS
+    database.make_tables("by_timestamp_time")
+    profiles = [profile_at(-8), profile_at(1), profile_at(300), profile_at(0, "other"), profile_at(300, "other")]
+    database.insert([*profiles, span_of(TRACE_ID), span_of(LIGHT_TRACES[0]), sample_line(time_ns=START_NS)])
+    shown = Answers(ClickHouse(database.address, database.environment))
+    found = shown.trace(Selection("samples"), TRACE_ID)
+    assert [row[6] for row in found["rows"]] == [2 * 400]
+    assert found["note"] == ""
+    chosen = Selection("samples", filters={"trace": frozenset({TRACE_ID})})
+    assert shown.facets(chosen)["facets"]["span"][0] == ("GET /", 800)
+    nothing = "No sample of this trace was found. Profiles are searched at the time and in the services of its spans."
+    for trace in LIGHT_TRACES:
+        assert shown.trace(Selection("samples"), trace)["note"] == nothing
+
+
 def test_profiles_that_are_too_many_are_read_when_a_service_or_a_stretch_is_chosen(database: Database) -> None:
     def lines_of(service: str, time_ns: int) -> str:
         return profile_line(record_body(replace(small_profile(), time_ns=time_ns)), service=service, time_ns=time_ns)

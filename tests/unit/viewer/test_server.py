@@ -125,6 +125,7 @@ def test_a_trace_has_its_spans_and_what_was_sampled_in_each(client: TestClient, 
         "spans": 2,
         "duration": 40,
         "rest": 1,
+        "note": "",
         "rows": [
             [root, 0, "GET /", "unknown service", 0, 40, 0, ["q83vEg=="]],
             [SPAN, 1, "rank", "unknown service", 10, 20, 2, []],
