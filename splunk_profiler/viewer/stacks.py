@@ -120,8 +120,9 @@ class BuiltStacks:
         group = np.zeros(len(length), np.int64)
         common = np.full(len(length), -1)
         step = -1 if inverted else 1
+        functions = self.functions if len(self.functions) else np.full(1, -1)  # `take` clips to no end of nothing
         for depth in range(int(length.max(initial=0)) + 1):
-            function = np.where(length > depth, self.functions.take(position + step * depth, mode="clip"), -1)
+            function = np.where(length > depth, functions.take(position + step * depth, mode="clip"), -1)
             keys = group * (self.function_count + 1) + function + 1
             by_key = np.argsort(keys, kind="stable")
             changes = np.diff(keys[by_key], prepend=-1) != 0

@@ -58,6 +58,13 @@ def test_a_call_tree_has_each_path_once() -> None:
     ]
 
 
+def test_samples_without_any_frame_are_the_root_alone() -> None:
+    weighed = Weighed({(): 4})
+    for inverted in (False, True):
+        assert nodes(call_tree(weighed.stacks, weighed.weights, inverted=inverted)) == [(-1, SMALL, 0, 4, 4)]
+    assert top_table(weighed.stacks, weighed.weights) == []
+
+
 def test_an_inverted_tree_begins_with_what_ran() -> None:
     weighed = Weighed(WEIGHTS)
     tree = call_tree(weighed.stacks, weighed.weights, inverted=True)
