@@ -49,6 +49,7 @@ class Columns:
         stack, facets: places in the tables of the recording.
         span: place in `spans`.
         weights: by value.
+        longest_ns: the longest duration of any.
     """
 
     time_ns: Numbers
@@ -57,6 +58,7 @@ class Columns:
     span: Numbers
     weights: Mapping[str, Numbers]
     spans: SpanKeys
+    longest_ns: int = 0
     _sums: dict[str, Numbers] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -84,11 +86,13 @@ class ColumnsBuilder:
         self._time_ns, self._stack, self._facets, self._span = array("q"), array("i"), array("i"), array("i")
         self._weights = {name: array("q") for name in names}
         self._spans: dict[SpanKey, int] = {NO_SPAN: 0}
+        self._longest_ns = 0
         self._built: Columns | None = None
 
     def add(self, sample: Sample) -> int:
         """Add a sample and return its place."""
         self._built = None
+        self._longest_ns = max(self._longest_ns, sample.duration_ns)
         self._time_ns.append(sample.time_ns)
         self._stack.append(sample.stack)
         self._facets.append(sample.facets)
@@ -115,7 +119,8 @@ class ColumnsBuilder:
                 np.array(each)[order] for each in (self._time_ns, self._stack, self._facets, self._span)
             )
             weights = {name: np.array(each)[order] for name, each in self._weights.items()}
-            self._built = Columns(time_ns, stack, facets, span, weights, span_keys(list(self._spans)))
+            spans = span_keys(list(self._spans))
+            self._built = Columns(time_ns, stack, facets, span, weights, spans, self._longest_ns)
         return self._built
 
 

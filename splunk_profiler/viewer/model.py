@@ -85,13 +85,17 @@ class SpanRow(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A sample, or an aggregate of samples; `stack` and `facets` are places in tables, `weights` are by value."""
+    """A sample, or an aggregate of those of `duration_ns` from then on.
+
+    `stack` and `facets` are places in tables, `weights` are by value.
+    """
 
     time_ns: int
     stack: int
     facets: int
     weights: dict[str, int]
     span: SpanKey = NO_SPAN
+    duration_ns: int = 0
 
 
 class Weighted(NamedTuple):

@@ -28,6 +28,7 @@ def pack(columns: Columns) -> bytes:
         "traces": columns.spans.traces,
         "trace_of": columns.spans.trace_of,
         "span_ids": columns.spans.ids,
+        "longest": np.array([columns.longest_ns]),
         **{f"weights{place}": weights for place, weights in enumerate(columns.weights.values())},
     }
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
@@ -48,7 +49,8 @@ def unpack(content: bytes, names: Sequence[str]) -> Columns:
             time_ns = np.cumsum(arrays["time"], dtype=np.int64)
             weights = {name: arrays[f"weights{place}"] for place, name in enumerate(names)}
             spans = SpanKeys(*(arrays[name] for name in ("traces", "trace_of", "span_ids")))
-            return Columns(time_ns, arrays["stack"], arrays["facets"], arrays["span"], weights, spans)
+            longest_ns = int(arrays["longest"][0]) if "longest" in arrays else 0  # older parts do not say it
+            return Columns(time_ns, arrays["stack"], arrays["facets"], arrays["span"], weights, spans, longest_ns)
     except (EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"a part is damaged: {error}") from None
 
@@ -59,7 +61,9 @@ def rows_of(columns: Columns, rows: slice | Numbers) -> Columns:
     traces, trace_of = np.unique(columns.spans.trace_of[used], return_inverse=True)
     spans = SpanKeys(columns.spans.traces[traces], trace_of, columns.spans.ids[used])
     weights = {name: each[rows] for name, each in columns.weights.items()}
-    return Columns(columns.time_ns[rows], columns.stack[rows], columns.facets[rows], span[1:], weights, spans)
+    return Columns(
+        columns.time_ns[rows], columns.stack[rows], columns.facets[rows], span[1:], weights, spans, columns.longest_ns
+    )
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
@@ -80,7 +84,7 @@ def joined(parts: Sequence[Columns]) -> Columns:
         )
     )
     weights = {name: np.concatenate([part.weights[name] for part in parts])[order] for name in parts[0].weights}
-    return Columns(time_ns, stack, facets, span, weights, spans)
+    return Columns(time_ns, stack, facets, span, weights, spans, max(part.longest_ns for part in parts))
 
 
 def by_minute(columns: Columns, process_of: Numbers) -> list[Columns]:
@@ -116,7 +120,8 @@ def _summed(columns: Columns, time_ns: Numbers, names: Sequence[str]) -> Columns
     first = np.flatnonzero(changes)
     weights = {name: np.add.reduceat(columns.weights[name][order].astype(np.int64), first) for name in names}
     time_ns, stack, facets = (key[first] for key in keys)
-    return Columns(time_ns, stack, facets, np.zeros(len(first), np.uint8), weights, span_keys([NO_SPAN]))
+    span, longest_ns = np.zeros(len(first), np.uint8), max(columns.longest_ns, MINUTE_NS)
+    return Columns(time_ns, stack, facets, span, weights, span_keys([NO_SPAN]), longest_ns)
 
 
 def _smallest(array: Numbers) -> Numbers:

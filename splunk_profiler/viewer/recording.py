@@ -205,12 +205,17 @@ class Recording:
     def timeline(self, selection: Selection, facet: str, buckets: int) -> Timeline:
         """Return the weights over the whole time of the recording, by the value of a facet, heaviest first.
 
+        There are fewer than `buckets` if these would be shorter than a profile: its samples are all at its start.
+
         Raises:
             ValueError: there is no such facet.
         """
         self._check_facets({facet})
         start_ns, end_ns = self.period_ns()
-        step_ns = max(1, -(-(end_ns - start_ns) // buckets))
+        whole_ns = end_ns - start_ns
+        longest_ns = max((columns.longest_ns for columns in self.columns()), default=0)
+        step_ns = max(1, -(-whole_ns // buckets), min(longest_ns, whole_ns))
+        buckets = min(buckets, -(-whole_ns // step_ns)) or 1
         whole = selection.of_whole_time()
         sums = (
             self._sum_traces(whole, step_ns)[0]

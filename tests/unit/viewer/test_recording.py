@@ -92,6 +92,15 @@ def test_answers_are_about_the_samples_that_there_are_now() -> None:
     assert total(found, Selection("cpu")) == total(found, chosen) == 0
 
 
+def test_no_step_of_a_timeline_is_shorter_than_a_profile() -> None:
+    found = recording((0, "1", "a", {"cpu": 1}), (100, "1", "a", {"cpu": 2}))
+    found.add(Sample(250, 0, 0, {"cpu": 4}, duration_ns=101))
+    assert found.timeline(Selection("cpu"), "endpoint", 50) == (0, 101, [("a", [3, 0, 4])])
+    assert found.timeline(Selection("cpu"), "endpoint", 2).step_ns == 126
+    found.add(Sample(250, 0, 0, {"cpu": 8}, duration_ns=1 << 62))
+    assert found.timeline(Selection("cpu"), "endpoint", 50).series == [("a", [15])]
+
+
 def test_nothing_recorded_has_an_empty_timeline() -> None:
     assert not Recording().timeline(Selection("cpu"), "service", 10).series
 

@@ -140,6 +140,24 @@ def test_old_samples_become_sums_by_minute_without_traces(tmp_path: Path) -> Non
     assert dict(store.recording.facet_values(WALL)["endpoint"].values) == {"GET /": 150 * 10**9}
 
 
+def test_a_stored_timeline_has_no_steps_shorter_than_profiles_or_sums(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.units.update(wall="nanoseconds")
+    facets = recording.facets_id(Facets("shop", "", "", "", "", "", ""))
+    for second in (0, 200):
+        sample = Sample(NOON_NS + second * 10**9, recording.stacks.place(b""), facets, {"wall": 1}, duration_ns=10**10)
+        recording.add(sample)
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        for _ in range(2):
+            writer.add(recording)
+        store = LiveStore(path)
+        for now_ns, seconds in ((NOON_NS, 10), (NOON_NS + 2 * HOUR_NS, 10), (NOON_NS + 2 * DAY_NS, 60)):
+            writer.keep_up(now_ns)
+            store.refresh()
+            assert store.recording.timeline(WALL, "service", 120).step_ns == seconds * 10**9
+
+
 def heap(recording: Recording, time_ns: int, process: str, allocated: int, in_use: int) -> None:
     recording.units.update(alloc_space="bytes", inuse_space="bytes")
     recording.note_heap(process, time_ns)
