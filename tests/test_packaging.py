@@ -33,9 +33,11 @@ def test_the_wheel_holds_the_extensions(wheel: zipfile.ZipFile, extension: str) 
     assert [name for name in wheel.namelist() if re.fullmatch(rf"splunk_profiler/{extension}\..*\.so", name)]
 
 
-def test_wheel_holds_the_type_stubs_and_the_autostart_sitecustomize(wheel: zipfile.ZipFile) -> None:
+def test_wheel_holds_the_stubs_the_sitecustomize_and_the_page(wheel: zipfile.ZipFile) -> None:
     wanted = {"py.typed", "_walker.pyi", "_context.pyi", "cli/autostart/sitecustomize.py"}
     assert {f"splunk_profiler/{name}" for name in wanted} <= set(wheel.namelist())
+    page = ROOT / "splunk_profiler" / "viewer" / "page"
+    assert {str(file.relative_to(ROOT)) for file in page.iterdir()} <= set(wheel.namelist())
 
 
 def test_the_wheel_holds_nothing_but_the_package_and_its_metadata(wheel: zipfile.ZipFile) -> None:

@@ -164,7 +164,12 @@ class ClickHouse(Source):
         return " ".join(notes)
 
     def count_requests(self, selection: Selection) -> int:
-        """Return the requests of a selection: see `Source`."""
+        """Count the spans of a selection's time without a parent in their service that began up to an hour before.
+
+        Raises:
+            SourceError: the database cannot be asked.
+            ValueError: the selection has filters that spans have no values for.
+        """
         check_request_filters(selection)
         if not self._span_columns:
             return 0

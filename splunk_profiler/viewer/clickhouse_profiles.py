@@ -53,7 +53,7 @@ class ProfileTable(SampleTable):
     content = "profiles"
 
     def ask(self, part: Part, period: Period) -> list[Found]:
-        """Return the counted samples: see `SampleTable`."""
+        """Count equal samples of the part in a period, and read each of their stacks once."""
         rows, stacks = self._count(
             self._scope(part, period),
             part,

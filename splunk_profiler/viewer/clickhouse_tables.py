@@ -135,17 +135,7 @@ class SampleTable:
         The columns of the first are the step, the four of the sender, the name of the span, if its ids are kept, the
         ids of trace and span, the hash, `columns` and `sums`; those of the second are the hash and those of `stack`.
         """
-        condition, parameters = question
-        if part.traces:
-            of_traces, traces = one_of("r.TraceId", "trace", part.traces)
-            condition, parameters = f"{condition} AND {of_traces}", {**parameters, **traces}
-            kept = "1"
-        else:
-            kept = (
-                "r.TraceId = '' OR r.TraceId IN"
-                f" (SELECT r.TraceId FROM {self.name} AS r WHERE {condition} AND r.TraceId != ''"
-                f" GROUP BY r.TraceId ORDER BY count() DESC LIMIT {_MAX_TRACES})"
-            )
+        question, kept = self._with_traces(question, part)
         hash_of = f"cityHash64({', '.join(stack)})"
         counted = [
             f"greatest(intDiv(toUnixTimestamp64Nano(r.Timestamp), {part.step_ns}) * {part.step_ns}, {{since:Int64}})"
@@ -159,12 +149,12 @@ class SampleTable:
             *columns,
             *sums,
         ]
-        join, more = self._join(period)
+        join, of_join = self._join(period)
         rows = self._client.rows(
-            f"SELECT {', '.join(counted)} FROM {self.name} AS r {join} WHERE {condition}"
+            f"SELECT {', '.join(counted)} FROM {self.name} AS r {join} WHERE {question.condition}"
             f" GROUP BY ALL LIMIT {_MAX_ROWS + 1}",
-            **parameters,
-            **more,
+            **question.parameters,
+            **of_join,
         )
         if len(rows) > _MAX_ROWS:
             raise SourceError(
@@ -174,10 +164,22 @@ class SampleTable:
         # Stacks are asked for after the counts: those of records that came in between are there as well.
         stacks = self._client.rows(
             f"SELECT {hash_of} AS hash, {', '.join(f'any({column})' for column in stack)} FROM {self.name} AS r"
-            f" WHERE {condition} GROUP BY hash LIMIT {_MAX_ROWS}",
-            **parameters,
+            f" WHERE {question.condition} GROUP BY hash LIMIT {_MAX_ROWS}",
+            **question.parameters,
         )
         return rows, stacks
+
+    def _with_traces(self, question: Question, part: Part) -> tuple[Question, str]:
+        """Return what selects the samples of the part's traces, and the column that is true if they keep their ids."""
+        condition, parameters = question
+        if part.traces:
+            of_traces, traces = one_of("r.TraceId", "trace", part.traces)
+            return Question(f"{condition} AND {of_traces}", {**parameters, **traces}), "1"
+        return question, (
+            "r.TraceId = '' OR r.TraceId IN"
+            f" (SELECT r.TraceId FROM {self.name} AS r WHERE {condition} AND r.TraceId != ''"
+            f" GROUP BY r.TraceId ORDER BY count() DESC LIMIT {_MAX_TRACES})"
+        )
 
     def _join(self, period: Period) -> Question:
         """Return what finds the spans of samples, which have the name `s`, if there is a table of them."""

@@ -72,7 +72,12 @@ class LiveStore(Source):
         return list({**stored, **self.recording.spans.get(trace, {})}.values())
 
     def count_requests(self, selection: Selection) -> int:
-        """Return the requests of a selection: see `Source`."""
+        """Count the first spans of services in traces, among those that are stored and those that wait to be.
+
+        Raises:
+            SourceError: the store cannot be read.
+            ValueError: the selection has filters that spans have no values for.
+        """
         with explained(self.path):
             return count_stored_requests(self._connection, selection, self.recording.spans)
 

@@ -22,7 +22,7 @@ _INT64_LIMIT = 1 << 63
 
 
 class SourceError(ProfilerError):
-    """Nothing can be read there."""
+    """A source of samples is missing, damaged or of another kind, or cannot be read or written."""
 
 
 def find_files(path: Path, suffixes: Sequence[str] = REQUEST_SUFFIXES) -> list[Path]:

@@ -170,16 +170,8 @@ class RecordReader:
                 NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),
             )
             stack = self.recording.stacks.place(b"".join(frames[location] for location in reversed(locations)))
-            self._add(
-                Sample(
-                    message.time_nanos,
-                    stack,
-                    self.recording.facets_id(facets),
-                    weights,
-                    span,
-                    message.duration_nanos,
-                )
-            )
+            place = self.recording.facets_id(facets)
+            self._add(Sample(message.time_nanos, stack, place, weights, span, message.duration_nanos))
 
     def read_text(self, body: str) -> Text:
         """Return what the text of a sample says; `add_stack` takes it.

@@ -52,7 +52,15 @@ class Source:
 
 
 def count_requests(spans: Mapping[str, Mapping[str, Span]], selection: Selection) -> int:
-    """Return how many of the spans, by trace and id, are requests of a selection: see `Source`."""
+    """Count the spans that begin in the time of a selection and are the first of their service in a trace.
+
+    Args:
+        spans: by trace, then by their id.
+        selection: with filters by service, endpoint and trace alone.
+
+    Raises:
+        ValueError: it has other filters.
+    """
     check_request_filters(selection)
     filters = selection.filters
     since_ns = 0 if selection.since_ns is None else selection.since_ns

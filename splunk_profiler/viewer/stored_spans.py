@@ -76,10 +76,15 @@ def read_span_names(connection: sqlite3.Connection, keys: Iterable[SpanKey]) -> 
 def count_stored_requests(
     connection: sqlite3.Connection, selection: Selection, added: Mapping[str, Mapping[str, Span]]
 ) -> int:
-    """Return the requests of a selection among the spans of the store and those that will be added: see `Source`.
+    """Count the spans that begin in the time of a selection and are the first of their service in a trace.
+
+    Args:
+        connection: to the store, whose spans are counted.
+        selection: with filters by service, endpoint and trace alone.
+        added: spans that are not in the store yet, and are counted too: by trace, then by their id.
 
     Raises:
-        ValueError: it has filters that spans have no values for.
+        ValueError: the selection has other filters.
     """
     check_request_filters(selection)
     stored = {trace: read_spans(connection, trace) for trace in added if is_span_key((trace, ""))}

@@ -97,7 +97,7 @@ def test_samples_of_profiles_get_the_names_of_their_spans(database: Database) ->
     assert set(dict(shown.facet_values(SAMPLES)["span"].values)) == {"SELECT", "(outside of spans)"}
 
 
-def test_a_trace_that_is_not_among_the_heaviest_is_read_when_it_is_asked_for(database: Database) -> None:
+def test_a_light_trace_is_read_when_it_is_asked_for(database: Database) -> None:
     database.make_tables("by_severity")
     time_ns = now_ns(600)
     heavy = [of_trace(sample_line(time_ns=time_ns), f"{number:032x}") for number in range(1, 101) for _ in range(3)]

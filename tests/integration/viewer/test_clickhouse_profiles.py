@@ -85,7 +85,7 @@ def test_samples_of_host_profilers_are_read_from_the_table_of_profiles(database:
     assert of_service.recording.weights(SAMPLES).sum() == 13
 
 
-def test_a_light_trace_of_the_table_of_profiles_is_read_when_it_is_asked_for(database: Database) -> None:
+def test_a_light_trace_of_profiles_is_read_when_it_is_asked_for(database: Database) -> None:
     database.make_profiles()
     time_ns = time.time_ns() - 600 * 10**9
     heavy = [

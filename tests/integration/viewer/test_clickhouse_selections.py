@@ -132,7 +132,7 @@ def test_an_older_trace_is_found_in_the_profiles_of_its_time(database: Database)
         assert shown.trace(Selection("samples"), trace)["note"] == nothing
 
 
-def test_profiles_that_are_too_many_are_read_when_a_service_or_a_stretch_is_chosen(database: Database) -> None:
+def test_profiles_left_out_are_read_when_a_service_or_stretch_is_chosen(database: Database) -> None:
     def lines_of(service: str, time_ns: int) -> str:
         return profile_line(record_body(replace(small_profile(), time_ns=time_ns)), service=service, time_ns=time_ns)
 

@@ -74,7 +74,7 @@ def test_a_directory_that_was_imported_has_the_numbers_of_its_report(tmp_path: P
     assert {name: weights.get(name, 0) / 1e9 for name in seconds} == pytest.approx(seconds)
 
 
-def test_a_collector_fills_a_store_that_a_reader_sees_grow_and_the_page_can_be_saved(tmp_path: Path) -> None:
+def test_a_store_that_a_collector_fills_is_read_and_saved_as_a_page(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with collector_with_store(path) as collector:
         store = LiveStore(path)
@@ -98,7 +98,7 @@ def test_a_collector_fills_a_store_that_a_reader_sees_grow_and_the_page_can_be_s
     assert "a.b" in page.read_text("utf-8")
 
 
-def test_acknowledged_requests_survive_sigkill_and_the_next_collector_goes_on(tmp_path: Path) -> None:
+def test_acknowledged_requests_survive_sigkill_of_the_collector(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     for run in (1, 2):
         with collector_with_store(path) as collector, run_sender(collector.address) as sender:
@@ -131,7 +131,7 @@ def test_a_store_that_cannot_be_made_is_an_error_before_serving(tmp_path: Path) 
     assert "cannot be written: No such file or directory" in refused.stderr
 
 
-def test_no_acknowledged_sample_is_lost_or_doubled_wherever_a_writer_is_killed(tmp_path: Path) -> None:
+def test_no_acknowledged_sample_is_lost_or_doubled_by_a_killed_writer(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     chosen = random.Random(11)
     acknowledged = 0

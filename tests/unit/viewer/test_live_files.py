@@ -23,7 +23,7 @@ def endpoints(files: LiveFiles) -> dict[str, int]:
     return dict(files.recording.facet_values(Selection("samples"))["endpoint"].values)
 
 
-def test_what_is_appended_is_read_and_a_part_of_a_line_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_what_is_appended_is_read_when_its_line_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "logs.jsonl"
     line = sample_line()
     path.write_text(line + line[:50], "utf-8")
@@ -61,7 +61,7 @@ def test_a_profile_has_endpoints_and_gets_the_names_of_its_spans(tmp_path: Path)
     assert facet("endpoint") == known
 
 
-def test_time_whose_stack_is_not_kept_is_in_no_span_and_not_outside_of_them(tmp_path: Path) -> None:
+def test_time_without_a_stack_is_neither_in_a_span_nor_outside(tmp_path: Path) -> None:
     stack = UNATTRIBUTED_STACKS[UnattributedReason.UNSAMPLED]
     profile = small_profile()
     profile = replace(profile, aggregates=(*profile.aggregates, Aggregate(stack, (), 0, 0, 5_000)))

@@ -122,7 +122,7 @@ def test_samples_are_by_time_whatever_order_they_came_in() -> None:
     assert found.timeline(Selection("cpu"), "endpoint", 3).series == [("a", [1, 2, 4])]
 
 
-def test_traces_are_chosen_by_and_ranked_like_facets_and_only_opentelemetrys_ids_are_some() -> None:
+def test_traces_with_ids_of_opentelemetry_are_chosen_and_ranked() -> None:
     found = recording()
     found.units.update(cpu="nanoseconds")
     stack = found.stacks.place(b"")

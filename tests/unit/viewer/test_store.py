@@ -45,7 +45,7 @@ def lines() -> list[str]:
     ]
 
 
-def test_a_store_shows_what_a_directory_does_before_and_after_its_requests_became_parts(tmp_path: Path) -> None:
+def test_a_store_shows_what_a_directory_does_with_and_without_parts(tmp_path: Path) -> None:
     (tmp_path / "logs.jsonl").write_text("".join(lines()), "utf-8")
     files = LiveFiles(tmp_path)
     files.refresh()
@@ -89,7 +89,7 @@ def test_what_is_appended_is_seen_by_readers_that_are_there(tmp_path: Path) -> N
             assert reader.recording.weights(Selection("samples")).sum() == 4
 
 
-def test_a_span_that_ends_after_its_samples_became_a_part_names_them_when_the_hour_is_over(tmp_path: Path) -> None:
+def test_a_late_span_names_its_samples_when_their_hour_is_over(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS), sample_line(time_ns=NOON_NS, span="1" * 16))
@@ -166,7 +166,7 @@ def heap(recording: Recording, time_ns: int, process: str, allocated: int, in_us
     recording.add(Sample(time_ns, stack, facets, {"alloc_space": allocated, "inuse_space": in_use}))
 
 
-def test_of_memory_in_use_the_last_profile_of_a_minute_stays_and_what_was_allocated_is_summed(tmp_path: Path) -> None:
+def test_of_memory_in_use_the_last_profile_of_each_minute_stays(tmp_path: Path) -> None:
     recording = Recording()
     for time_ns, process, in_use in ((1, "1", 100), (2, "1", 7), (1, "2", 30), (MINUTE_NS, "1", 5)):
         heap(recording, NOON_NS + time_ns, process, 1000, in_use)
@@ -249,7 +249,7 @@ def test_spans_go_with_the_samples_of_their_time(tmp_path: Path) -> None:
     assert 0 < kept.recording.count() == rows(path, "spans") < 7
 
 
-def test_no_more_parts_go_than_the_limit_asks_for_when_stacks_take_most_of_the_room(tmp_path: Path) -> None:
+def test_no_more_parts_go_than_needed_when_stacks_take_most_of_the_room(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     calls = [[f"m{hour}.f{call}(/{os.urandom(20).hex()}.py:1)" for call in range(500)] for hour in range(10)]
     with writing(path) as writer:
@@ -367,7 +367,7 @@ def test_a_damaged_part_is_an_error_for_the_writer_too_and_stays(tmp_path: Path)
     assert rows(path, "parts") == 2
 
 
-def test_spans_are_found_by_their_trace_before_and_after_they_became_a_part(tmp_path: Path) -> None:
+def test_spans_are_found_by_their_trace_with_and_without_parts(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
         put(writer, span_line("GET /", times_ns=(NOON_NS, NOON_NS + 1)))

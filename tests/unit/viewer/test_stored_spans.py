@@ -50,7 +50,7 @@ def test_a_parent_that_comes_later_tells_that_its_child_was_no_request(tmp_path:
         assert store.count_requests(WALL) == rows(path, "first_spans") == rows(path, "spans") == 0
 
 
-def test_a_store_of_the_first_format_is_read_and_brought_up_to_date_when_it_is_written(tmp_path: Path) -> None:
+def test_a_store_of_the_first_format_is_read_and_upgraded_when_written(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
         for number in "12":
@@ -72,7 +72,7 @@ def test_a_store_of_the_first_format_is_read_and_brought_up_to_date_when_it_is_w
             assert store.count_requests(WALL) == 3
 
 
-def test_spans_with_ids_that_are_none_do_not_keep_others_from_being_counted(tmp_path: Path) -> None:
+def test_spans_with_wrong_ids_keep_no_others_from_being_counted(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
         good = span_line("GET /", times_ns=(NOON_NS, NOON_NS + 9), service="shop")
