@@ -106,6 +106,7 @@ class StreamRecorder:
         for record in (self._start, self._resource, *self._traces.values()):
             if record is not None:
                 self._writer.write(record)
+        # They count again until this beginning has arrived: it may be lost as well.
         if lost := self._last_count + self._snapshot_count:
             self._writer.write(LostRecord(lost))
         self._snapshot_count, self._last_count = lost, 0

@@ -204,6 +204,17 @@ def test_new_beginning_says_what_is_lost_and_all_that_lasts(bench: Bench) -> Non
     assert bench.see(thread(1), thread(3)).ended == []
 
 
+def test_new_beginning_that_is_lost_too_is_counted_with_the_next(bench: Bench) -> None:
+    bench.see(thread(1))
+    for _ in range(2):
+        bench.recorder.snapshot(snapshot(thread(1)))
+        bench.recorder.take()
+        bench.recorder.restart()
+    bench.recorder.snapshot(snapshot(thread(1)))
+    assert [item.snapshots for item in restarted(bench) if isinstance(item, CapturesLost)] == [3]
+    assert [item.snapshots for item in restarted(bench) if isinstance(item, CapturesLost)] == []
+
+
 def test_new_beginning_for_another_reader_needs_nothing_from_before(bench: Bench) -> None:
     bench.see(thread(1, context=SPAN), thread(2))
     bench.recorder.restart()
