@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 
 _databases = count()
+# Exporters inherit LC_ variables of their hosts, and no helper of the tests clears them.
+_MARK = ("LC_SPLUNK_PROFILER_TESTS", str(os.getpid()))
+os.environ.update([_MARK])
 _BLOCKED = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before any module of tests
 
 # The time that an example takes depends on the load of the machine.
@@ -171,6 +174,22 @@ def nothing_is_left_behind() -> Iterator[None]:
     while _sockets() - sockets and time.monotonic() < deadline:
         os.sched_yield()
     assert not _sockets() - sockets, "the test left sockets open"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_exporter_is_left_behind() -> Iterator[None]:
+    """Fail if an exporter goes on after the tests of a module, by whichever processes of theirs it was started."""
+    yield
+    if find_spec("splunk_profiler._walker") is None:
+        return
+    from exporter_processes import exporters_with_variable, wait_for_end  # noqa: PLC0415  # they need the extension
+
+    for exporter in exporters_with_variable("=".join(_MARK)):
+        try:
+            wait_for_end(exporter)
+        except AssertionError:
+            os.kill(exporter, signal.SIGKILL)  # or the modules after this one fail by it, too
+            raise
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,24 @@ _TIMEOUT_S = 30.0
 
 def find_exporters(host: int) -> list[int]:
     """Return the process ids of the exporters that this process has started, zombies excepted."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and b"\0%s%d " % (_TITLE, host) in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return sorted(found)
+    return [pid for pid in _exporters() if b"%s%d " % (_TITLE, host) in _read(pid, "cmdline")]
+
+
+def exporters_with_variable(setting: str) -> list[int]:
+    """Return the process ids of the exporters that have inherited a variable, ``NAME=value`` or the end of that."""
+    return [pid for pid in _exporters() if f"{setting}\0".encode() in _read(pid, "environ")]
+
+
+def _exporters() -> list[int]:
+    pids = sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [pid for pid in pids if b"\0" + _TITLE in _read(pid, "cmdline")]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return b""
 
 
 def listens(connection: ExporterConnection) -> bool:
@@ -41,7 +53,8 @@ def wait_for_end(pid: int, timeout_s: float = _TIMEOUT_S) -> None:
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        assert poll.poll(timeout_s * 1000), f"process {pid} still runs after {timeout_s} s"
+        ended = poll.poll(timeout_s * 1000)
+        assert ended, f"process {pid} still runs after {timeout_s} s: {_read(pid, 'cmdline').decode()!r}"
     finally:
         os.close(descriptor)
 

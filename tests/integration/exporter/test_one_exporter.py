@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,13 @@ from receiver_process import Receiver
 from target_process import TESTS, Target, profiling_settings
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import wait_for_end
+from exporter_processes import exporters_with_variable, wait_for_end
 
 _RUN = (*COMMAND, "run", "--")
 _GUNICORN = ("-m", "gunicorn", "--bind", "127.0.0.1:0", "--workers", "4", "wsgi_service:application")
 _UVICORN = ("-m", "uvicorn", "--port", "0", "--workers", "2", "asgi_service:application")
 _CELERY = ("-m", "celery", "--app", "celery_service", "worker", "--pool", "prefork", "--concurrency", "2")
 _CELERY_OPTIONS = ("--without-gossip", "--without-mingle", "--without-heartbeat")
-
-
-def _exporters(receiver: Receiver) -> list[int]:
-    """Return the exporters that send to this receiver."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            is_exporter = b"splunk-profiler exporter for PID" in (entry / "cmdline").read_bytes()
-            if is_exporter and f"={receiver.url}\0".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-    return found
 
 
 def _sender(record: dict[str, Any]) -> int:
@@ -57,7 +46,7 @@ def _sending(words: tuple[str, ...], processes: int, **env: str) -> Iterator[tup
     with Receiver() as receiver:
         with Target(*words, env=profiling_settings(receiver.url, 50, **env)) as target:
             pids = _wait_for_senders(receiver, processes)
-            (exporter,) = _exporters(receiver)
+            (exporter,) = exporters_with_variable(f"={receiver.url}")
             yield target, pids
         wait_for_end(exporter)
 
