@@ -33,15 +33,28 @@ static bool list_agrees(PyInterpreterState *interp, PyThreadState *self)
     return false;
 }
 
-static bool thread_agrees(PyInterpreterState *interp, PyThreadState *self)
+/* If C code has forked this process and not called CPython's hook, a thread state keeps the id that its thread had
+ * in the parent. A new thread state has the right one. */
+static bool native_id_agrees(PyInterpreterState *interp, PyThreadState *self)
 {
 #ifdef PY_HAVE_THREAD_NATIVE_ID
-    unsigned long native_id = compat_native_id(self);
-    if (native_id != 0 && native_id != PyThread_get_thread_native_id()) {
-        return false;
+    unsigned long native_id = PyThread_get_thread_native_id();
+    if (compat_native_id(self) != 0 && compat_native_id(self) != native_id) {
+        PyThreadState *made = (pid_t)native_id == getpid() ? PyThreadState_New(interp) : NULL;
+        bool result = made != NULL && compat_native_id(made) == native_id;
+        if (made != NULL) {
+            PyThreadState_Clear(made);
+            PyThreadState_Delete(made);
+        }
+        return result;
     }
 #endif
-    return self->interp == interp && self->id == PyThreadState_GetID(self)
+    return true;
+}
+
+static bool thread_agrees(PyInterpreterState *interp, PyThreadState *self)
+{
+    return native_id_agrees(interp, self) && self->interp == interp && self->id == PyThreadState_GetID(self)
            && self->thread_id == PyThread_get_thread_ident() && !compat_is_ending(self)
            && compat_newest_thread_id(interp) >= self->id;
 }

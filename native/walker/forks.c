@@ -185,6 +185,32 @@ static void after_fork_in_parent(void)
     }
 }
 
+static void set_survivor(uint64_t newest_inherited)
+{
+    process.survivor = (fork_survivor){
+        .ident = (unsigned long)pthread_self(),
+        .native_id = (unsigned long)syscall(SYS_gettid),
+        .newest_inherited = newest_inherited,
+    };
+}
+
+/* C code may have forked this process before our handlers were there, and not called CPython's hook. Then thread
+ * states that are inherited have the ids of threads of the parent. */
+static void find_survivor(void)
+{
+    PyThreadState *self = PyThreadState_Get();
+    unsigned long native_id = compat_native_id(self);
+    if (native_id == 0 || native_id == (unsigned long)syscall(SYS_gettid) || !compat_lock_head()) {
+        return;
+    }
+    PyThreadState *state = compat_first_thread(PyThreadState_GetInterpreter(self));
+    while (state != self && syscall(SYS_tgkill, getpid(), (pid_t)compat_native_id(state), 0) == 0) {
+        state = state->next; /* newest first: this one was started here */
+    }
+    set_survivor(state->id);
+    compat_unlock_head();
+}
+
 /* Only this thread exists. Its mutexes and conditions are initialized again: conditions count waiters that no
  * longer exist. */
 static void after_fork_in_child(void)
@@ -202,20 +228,17 @@ static void after_fork_in_child(void)
     has_delay = is_delay_locked = false;
     atomic_store(&process.locks_wanted, 0);
     PyInterpreterState *interp = PyInterpreterState_Main();
-    process.survivor = (fork_survivor){
-        .ident = (unsigned long)pthread_self(),
-        .native_id = (unsigned long)syscall(SYS_gettid),
-        .newest_inherited = interp == NULL ? 0 : compat_newest_thread_id(interp),
-    };
+    set_survivor(interp == NULL ? 0 : compat_newest_thread_id(interp));
     compat_reinit_gil(interp);
     gil_keeper_after_fork_in_child(interp);
     atomic_store(&process.is_callback_due, true);
 }
 
-/* Needs the mutex. Registers once; false: the system refuses. */
+/* Needs the mutex and the GIL. Registers once; false: the system refuses. */
 static bool register_handlers(void)
 {
     if (!process.has_handlers) {
+        find_survivor();
         gil_keeper_init();
         process.has_handlers = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     }

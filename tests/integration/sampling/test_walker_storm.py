@@ -27,6 +27,20 @@ def test_stacks_are_whole_and_nothing_leaks_while_threads_come_and_go() -> None:
     any_thread_runs_calls = sys.version_info >= (3, 12)  # else the ticker pauses Python for each snapshot
     assert (counters["by_pending_call"] > 0) == any_thread_runs_calls
 
+FORKED_BEFORE = """
+import ctypes, os, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # the child does not have it
+child = ctypes.PyDLL(None).fork()
+if child:
+    os._exit(os.waitpid(child, 0)[1])
+from walker_forks import start
+ticker, run = start()
+threads = ticker.drain(10_000_000_000)[-1].threads
+print("main threads", [thread.native_id for thread in threads].count(os.getpid()), flush=True)
+ticker.stop()
+os._exit(0)
+"""
+
 
 ENDINGS = ["return", "sys.exit", "os._exit", "unhandled", "main thread first", "stopped and dropped", "collected"]
 HAS_INTERPRETERS = any(find_spec(name) is not None for name in ("_interpreters", "_xxsubinterpreters"))
@@ -49,6 +63,12 @@ def test_a_forked_child_is_noticed_and_samples_for_itself(how: str) -> None:
         assert target.finish() == 0
         assert set(target.lines(40, "child")) == {"noticed, alone, sampling"}
         assert target.line("parent") == "sampling"
+
+
+def test_child_of_c_code_loads_the_walker_after_the_fork() -> None:
+    with Target(sys.executable, "-c", FORKED_BEFORE) as target:
+        assert target.line("main threads") == "1"
+        assert target.finish() == 0, target.output
 
 
 def test_a_child_that_execs_another_program_is_left_alone() -> None:
