@@ -17,7 +17,8 @@ from destinations import Destination
 from profile_files import wait_until
 from target_process import Target
 
-pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import find_exporters, wait_for_end
 
 _NUMBER = 7
 _needs_uvicorn = pytest.mark.skipif(find_spec("uvicorn") is None, reason="uvicorn is not there for this interpreter")
@@ -69,10 +70,13 @@ def test_workers_of_uvicorn_send_their_last_interval(destination: Destination) -
         url = target.find(r"running on (http://[0-9.:]+)")
         wait_until(lambda: _accepts(url))  # it says so before its workers do
         pid = _served(url)
+        wait_until(lambda: bool(find_exporters(pid)))  # each worker is a program of its own
+        (exporter,) = find_exporters(pid)
         target.signal(signal.SIGTERM)
         assert target.finish() == 0, target.output
         assert pid != target.pid
         _wait_for(destination, pid)
+        wait_for_end(exporter)
 
 
 @_needs_gunicorn

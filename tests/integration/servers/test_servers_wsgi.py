@@ -1,4 +1,4 @@
-"""gunicorn and uWSGI in their ways of forking: every worker sends, with its own process id and the right spans."""
+"""gunicorn and uWSGI in their ways of forking: each worker's records have its process id and spans, by one exporter."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
+
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import exporters_with_variable, wait_for_end
 
 _WORKERS = 2
 _UWSGI = Path(sys.executable).parent / "uwsgi"
@@ -80,6 +83,7 @@ def is_marked(record: dict[str, Any]) -> bool:
 
 
 def _assert_all_workers_send(receiver: Receiver, target: Target, url: str, workers: int, master_too: bool) -> None:
+    """Check their records, and that one exporter for all of them has sent these and ends."""
     with Load(url) as load:
         for pid in load.pids(workers):
             record = receiver.record(
@@ -90,8 +94,10 @@ def _assert_all_workers_send(receiver: Receiver, target: Target, url: str, worke
         if master_too:
             now = time.time_ns()
             receiver.record(lambda r: r["time_ns"] > now and r["resource"]["process.pid"] == target.pid)
+        (exporter,) = exporters_with_variable(f"={receiver.url}")
     target.signal(signal.SIGTERM)
     assert target.finish() == 0, target.output
+    wait_for_end(exporter)
     wrong = [record for record in receiver.records(1, is_marked) if not load.has(record)]
     assert not wrong, wrong[0]
 
