@@ -24,9 +24,9 @@ def refuse(call: str, error: int = errno.EPERM) -> None:
     _install(call, _ERRNO | error)
 
 
-def refuse_vfork() -> None:
-    """Have `clone` fail where it makes a process that its parent waits for."""
-    _install("clone", _ERRNO | errno.EPERM, _CLONE_VFORK, _CLONE_VFORK)
+def refuse_vfork(error: int = errno.EPERM) -> None:
+    """Have `clone` fail with `error` where it makes a process that its parent waits for."""
+    _install("clone", _ERRNO | error, _CLONE_VFORK, _CLONE_VFORK)
 
 
 def kill_at(call: str) -> None:

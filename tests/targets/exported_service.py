@@ -2,9 +2,10 @@
 
 Works in spans until a line ``stop``, after ``ready``. A line ``modules`` is answered with the modules that are loaded
 and only an exporter needs, the names of the profiler's threads, and that of the thread that has imported gRPC, as JSON;
-``wait`` with what `os.wait` finds. After ``full`` no thread can be started, until ``room``. After ``no process`` no
-process can be; after ``no program`` none is in reach; after ``another user`` it is nobody's. After ``daemon`` it is
-another process, without the descriptors that it knows nothing of.
+``wait`` with how many children `os.wait` finds, the only one and those that it leaves. ``refused N`` waits until the
+connection to the exporter has refused N further pieces of the stream. After ``full`` no thread can be started, until
+``room``. After ``no process`` no process can be; after ``no program`` none is in reach; after ``another user`` it is
+nobody's. After ``daemon`` it is another process, without the descriptors that it knows nothing of.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import logging
 import os
+import random
 import resource
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 import seccomp
 from opentelemetry import trace
@@ -26,6 +30,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 import splunk_profiler
+from splunk_profiler.lifecycle.process_export import ProcessExport
 
 # The SDK's fork hook uses it. If it is imported after a provider is made, a child waits in that hook for its lock.
 import_module("concurrent.futures.thread")
@@ -38,6 +43,18 @@ EXPORTER_MODULES = (
 _PR_SET_CHILD_SUBREAPER = 36
 _HUGE_STACK = 1 << 46
 _NOBODY = 65534
+_DEPTH, _DESCENDING = 500, 8
+# Waits at the end of a stack that no other call has: `turns` has a bit for each of its lines. The names are short: a
+# text of all its lines is made for each sample.
+_DESCEND = """
+def d(turns, depth):
+    if depth == 0:
+        wait(0.002)
+    elif turns & 1:
+        d(turns >> 1, depth - 1)
+    else:
+        d(turns >> 1, depth - 1)
+"""
 
 
 class GrpcFinder:
@@ -64,16 +81,81 @@ def serve(over: threading.Event) -> None:
 
 def start_serving() -> tuple[threading.Event, threading.Thread]:
     over = threading.Event()
-    serving = threading.Thread(target=serve, args=(over,), name="serving")
+    serving = threading.Thread(target=serve, args=(over,), name="serving", daemon=True)
     serving.start()
     return over, serving
 
 
-def find_child() -> str:
-    try:
-        return str(os.wait())
-    except ChildProcessError:
-        return "no child"
+def leave_orphan() -> None:
+    """Make a child that leaves a child of its own."""
+    if os.fork() == 0:
+        os.fork()
+        os._exit(0)
+
+
+def count_children() -> int:
+    """Wait until there is no child; return how many have ended."""
+    for count in range(1000):
+        try:
+            os.wait()
+        except ChildProcessError:
+            return count
+    raise AssertionError("they do not end")
+
+
+class RefusedPieces:
+    """Counts the pieces of the stream that connections to an exporter refuse.
+
+    Attributes:
+        are_wanted: set while the count is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._counted = threading.Condition()
+        self.are_wanted = threading.Event()
+
+    def install(self) -> None:
+        send = ProcessExport.send
+
+        def counted(output: ProcessExport, data: bytes) -> bool:
+            is_sent = send(output, data)
+            with self._counted:
+                self._count += not is_sent
+                self._counted.notify_all()
+            return is_sent
+
+        ProcessExport.send = counted  # type: ignore[assignment, method-assign]
+
+    def wait_for(self, further: int) -> None:
+        self.are_wanted.set()
+        with self._counted:
+            expected = self._count + further
+            self._counted.wait_for(lambda: self._count >= expected)
+        self.are_wanted.clear()
+
+
+REFUSED = RefusedPieces()
+
+
+def start_descending() -> None:
+    names: dict[str, Any] = {"__name__": "d", "wait": threading.Event().wait}
+    exec(compile(_DESCEND, "d", "exec"), names)  # noqa: S102  # the file has a short name, too
+
+    def run() -> None:
+        while REFUSED.are_wanted.wait():
+            names["d"](random.getrandbits(_DEPTH), _DEPTH)
+
+    for _ in range(_DESCENDING):
+        threading.Thread(target=run, daemon=True).start()
+
+
+def overflow() -> None:
+    """Have stacks that are all new, and say what becomes of them."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("splunk_profiler").setLevel(logging.DEBUG)
+    REFUSED.install()
+    start_descending()
 
 
 def hide_interpreter() -> None:
@@ -119,6 +201,12 @@ CHANGES: dict[str, Callable[[], object]] = {
 }
 
 
+def leave_interpreters() -> None:
+    """Change to the root that the environment names, as a daemon does."""
+    os.chroot(os.environ["CHROOT"])
+    os.chdir("/")
+
+
 def confine() -> None:
     """Let no program be executed; gevent, which could have gRPC loaded on another thread, is not there."""
     seccomp.refuse("execve", errno.EACCES)
@@ -134,7 +222,10 @@ def freeze() -> None:
 
 
 CONDITIONS: dict[str, Callable[[], None]] = {
+    "chroot": leave_interpreters,
     "confined": confine,
+    "crowded": lambda: seccomp.refuse_vfork(errno.EAGAIN),  # as where the limit on processes is reached
+    "deep stacks": overflow,
     "frozen": freeze,
     "no interpreter": hide_interpreter,
     "subreaper": become_subreaper,
@@ -165,7 +256,11 @@ def main() -> None:
             become_daemon()
             over, serving = start_serving()
         if line.strip() == "wait":
-            print("waited", json.dumps(find_child()), flush=True)
+            leave_orphan()
+            print("waited", count_children(), flush=True)
+        if line.startswith("refused"):
+            REFUSED.wait_for(int(line.split()[1]))
+            print(line.strip(), flush=True)
     over.set()
     serving.join()
     splunk_profiler.stop(30)

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporter_processes import find_exporters, wait_for_end
+from exporter_processes import exporters_with_variable, find_exporters, wait_for_end
+from pid_namespace import NAMESPACE, process_1, skip_without_namespace
 from receiver_process import Receiver
 from target_process import TESTS, Target, profiling_settings
 
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
+
+_SERVICE = str(TESTS / "targets" / "exported_service.py")
+_MAX_AGE_NS = 20_000_000_000
 
 
 def _service(receiver_url: str, *arguments: str, **settings: str) -> Target:
@@ -34,6 +38,10 @@ def _exported() -> Iterator[tuple[Receiver, Target, int]]:
         yield receiver, target, exporter
         target.tell("stop")
         assert target.finish() == 0, target.output
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _is_of_cart(record: dict[str, Any]) -> bool:
@@ -140,6 +148,7 @@ def test_failed_delivery_is_logged_by_the_service() -> None:
 @pytest.mark.parametrize(
     ("condition", "exporter", "reason"),
     [
+        ("crowded", "auto", "Resource temporarily unavailable"),
         ("frozen", "process", "the application is frozen"),
         ("subreaper", "process", "this process adopts orphans"),
         ("no interpreter", "process", "no Python 3."),
@@ -148,15 +157,56 @@ def test_failed_delivery_is_logged_by_the_service() -> None:
 )
 def test_service_without_an_exporter_process_exports_by_itself(condition: str, exporter: str, reason: str) -> None:
     with Receiver() as receiver, _service(receiver.url, condition, SPLUNK_PROFILER_EXPORTER=exporter) as target:
-        receiver.record(_is_of_cart)
+        record = receiver.record(_is_of_cart)
+        # Its serving thread is busy from the start, and takes turns with the one that loads gRPC.
+        assert time.time_ns() - record["time_ns"] < _MAX_AGE_NS
         assert find_exporters(target.pid) == []
         target.tell("modules")
         assert "splunk-profiler-exporter" in target.json("modules")["threads"]
         target.tell("wait")
-        assert target.json("waited") == "no child"
+        assert target.json("waited") == (2 if condition == "subreaper" else 1)  # its child, and orphans that it adopts
         target.tell("stop")
         assert target.finish() == 0, target.output
         assert not reason or reason in target.output
+
+
+def test_service_as_process_1_exports_by_itself_and_ends_as_ever() -> None:
+    skip_without_namespace()
+    command = [*NAMESPACE, sys.executable, _SERVICE]
+    with Receiver() as receiver, Target(*command, env=profiling_settings(receiver.url, 10)) as outer:
+        assert receiver.record(_is_of_cart)["resource"]["process.pid"] == 1
+        assert exporters_with_variable(f"={receiver.url}") == []
+        outer.tell("wait")
+        assert outer.json("waited") == 2
+        os.kill(process_1(outer.pid), signal.SIGTERM)  # the kernel ignores it where process 1 has no handler
+        outer.tell("modules")
+        assert "splunk-profiler-sampler" in outer.json("modules")["threads"]
+        terminated_ns = time.time_ns()
+        receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > terminated_ns)
+        os.kill(process_1(outer.pid), signal.SIGINT)
+        assert outer.finish() == 128 + signal.SIGINT  # Python's own: a signal with its default action does not end it
+        assert "KeyboardInterrupt" in outer.output
+
+
+def test_service_in_a_chroot_without_an_interpreter_exports_by_itself(tmp_path: Path) -> None:
+    programs = {Path(path).parent for path in (sys.executable, os.path.realpath(sys.executable))}
+    hide = """
+    mount --rbind / "$CHROOT" || exit 1
+    for place in $PROGRAMS; do mount -t tmpfs none "$CHROOT$place" || exit 1; done
+    exec "$@"
+    """
+    command = ["unshare", "--mount", "sh", "-c", hide, "sh"]
+    places = {"CHROOT": str(tmp_path), "PROGRAMS": " ".join(map(str, programs))}
+    if subprocess.run([*command, "true"], env={**os.environ, **places}, capture_output=True, check=False).returncode:
+        pytest.skip("the kernel refuses to mount file systems for a chroot")
+    with Receiver() as receiver:
+        env = profiling_settings(receiver.url, 10, SPLUNK_PROFILER_EXPORTER="process", **places)
+        with Target(*command, sys.executable, _SERVICE, "chroot", env=env) as target:
+            receiver.record(_is_of_cart)
+            assert exporters_with_variable(f"={receiver.url}") == []
+            assert "no Python 3." in target.output
+            target.tell("stop")
+            assert target.finish() == 0, target.output
 
 
 def test_service_that_can_start_no_exporter_exports_by_itself() -> None:
@@ -194,16 +244,25 @@ def test_service_that_can_start_no_other_exporter_goes_on(change: str, reason: s
         assert find_exporters(target.pid) == []
 
 
-def test_service_beside_a_stopped_exporter_goes_on_and_is_exported_later() -> None:
-    with _exported() as (receiver, target, exporter):
+def test_service_beside_a_stopped_exporter_keeps_its_memory_and_goes_on() -> None:
+    often = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "5"}
+    with Receiver() as receiver, _service(receiver.url, "deep stacks", **often) as target:
+        receiver.record(_is_of_cart)
+        (exporter,) = find_exporters(target.pid)
         os.kill(exporter, signal.SIGSTOP)
-        for _ in range(10):
-            target.tell("modules")
-            target.json("modules")
+        target.tell("refused 3")  # pieces of the stream, each of up to 20 snapshots: the buffer is full
+        target.line("refused 3")
+        full = _resident_bytes(target.pid)
+        target.tell("refused 12")
+        target.line("refused 12")
+        assert _resident_bytes(target.pid) - full < 3 << 20  # what was refused meanwhile is about twice as much
         stopped_ns = time.time_ns()
         os.kill(exporter, signal.SIGCONT)
         receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > stopped_ns)
+        assert int(target.find(r"^(\d+) snapshots were lost on the way")) >= 15
         assert find_exporters(target.pid) == [exporter]
+        target.tell("stop")
+        assert target.finish() == 0, target.output
 
 
 def test_service_that_becomes_a_daemon_is_exported_under_its_new_pid() -> None:
@@ -228,9 +287,8 @@ def test_service_without_a_place_to_write_is_exported() -> None:
     probe = "import tempfile\ntry: print(tempfile.gettempdir())\nexcept OSError: print('nowhere')"
     if b"nowhere" not in subprocess.run([*command, "-c", probe], capture_output=True, check=False).stdout:
         pytest.skip("the kernel refuses to make file systems read-only")
-    script = str(TESTS / "targets" / "exported_service.py")
     with Receiver() as receiver:
-        with Target(*command, script, env=profiling_settings(receiver.url, 10)) as target:
+        with Target(*command, _SERVICE, env=profiling_settings(receiver.url, 10)) as target:
             receiver.record(_is_of_cart)
             (exporter,) = find_exporters(target.pid)
             target.tell("stop")
