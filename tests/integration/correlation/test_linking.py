@@ -47,7 +47,9 @@ def _is_of(pid: int, record: dict[str, Any]) -> bool:
     return bool(record["resource"]["process.pid"] == pid)
 
 
-def _run(data_format: str, provider: str, on_spans: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], set[int]]:
+def _run(
+    data_format: str, provider: str, on_spans: str, exporter: str = "auto"
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], set[int]]:
     """The records and spans of a service and its forked child, and their process ids."""
     with Receiver() as receiver:
         env = profiling_settings(
@@ -56,6 +58,7 @@ def _run(data_format: str, provider: str, on_spans: str) -> tuple[list[dict[str,
             SPLUNK_PROFILER_DATA_FORMAT=data_format,
             SPLUNK_PROFILER_EXPORT_INTERVAL="200",
             SPLUNK_PROFILER_SPAN_RUNTIME_ID_ENABLED=on_spans,
+            SPLUNK_PROFILER_EXPORTER=exporter,
             OTEL_SERVICE_NAME="linked",
         )
         with Target("linked_service.py", provider, env=env) as target:
@@ -80,9 +83,13 @@ def _instances(of: list[dict[str, Any]], key: str) -> dict[Any, set[str]]:
     return {value: ids - {""} for value, ids in found.items()}
 
 
-@pytest.mark.parametrize(("data_format", "provider"), [("pprof-gzip-base64", "early"), ("text", "late")])
-def test_samples_and_spans_of_parent_and_forked_child_are_joined_by_ids(data_format: str, provider: str) -> None:
-    records, spans, pids = _run(data_format, provider, "true")
+@pytest.mark.parametrize(
+    ("data_format", "provider", "exporter"), [("pprof-gzip-base64", "early", "thread"), ("text", "late", "auto")]
+)
+def test_samples_and_spans_of_parent_and_forked_child_are_joined_by_ids(
+    data_format: str, provider: str, exporter: str
+) -> None:
+    records, spans, pids = _run(data_format, provider, "true", exporter)
     of_spans = _links_of(spans)
     found = _links_in(records, data_format)
     assert sum(found.values()) > 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from answering_server import AnsweringServer, http_response
 from datadog_agent import DatadogAgent, NotInstallableError, install_agent
-from datadog_form import read_form, sample_labels
+from datadog_form import ReadForm, read_form, sample_labels
 from target_process import Target, profiling_settings
 
 _NATIVE = pytest.mark.skipif(
@@ -96,23 +98,28 @@ def test_a_service_whose_agent_refuses_works_and_says_so_once() -> None:
     assert f"{url} answered 404 (profiling is switched off); it takes no profiles" in said
 
 
-def test_a_profile_that_an_agent_finds_too_large_arrives_in_parts() -> None:
+@pytest.mark.parametrize("exporter", ["auto", "thread"])
+def test_a_profile_that_an_agent_finds_too_large_arrives_in_parts(exporter: str) -> None:
     with AnsweringServer(http_response(413), http_response(200)) as server:
         env = sent_to(f"http://127.0.0.1:{server.port}", interval_ms=60_000)
+        env["SPLUNK_PROFILER_EXPORTER"] = exporter
         with Target("accounted_work.py", "busy", "0.5", env=env) as target:
             assert target.json("ledger")
             assert target.finish() == 0, target.output
             assert "profiling records" not in target.final_output()
-        refused, *parts = [samples_in(request) for request in server.requests]
+        forms = [form_in(request) for request in server.requests]
+    refused, *parts = [len(form.profile.sample) for form in forms]
     assert len(parts) > 1
     assert sum(parts) == refused
+    owners = json.loads(gzip.decompress(forms[0].files["code-provenance.json"]))["v1"]
+    assert {"splunk-profiler", "stdlib"} <= {owner["name"] for owner in owners}
 
 
-def samples_in(request: bytes) -> int:
-    """Return the number of aggregates of the profile in a request."""
+def form_in(request: bytes) -> ReadForm:
+    """Return the form in a request."""
     head, _, body = request.partition(b"\r\n\r\n")
     content_type = head.decode("ascii").partition("Content-Type: ")[2].partition("\r\n")[0]
-    return len(read_form(content_type, body).profile.sample)
+    return read_form(content_type, body)
 
 
 _FORKING = """
@@ -160,6 +167,4 @@ def test_where_sockets_are_geventss_the_profile_travels_on_a_real_one() -> None:
             target.tell("")
             assert target.finish() == 0, target.output
             assert "profiling records" not in target.final_output()
-        head, _, body = server.requests[0].partition(b"\r\n\r\n")
-    content_type = head.decode("ascii").partition("Content-Type: ")[2].partition("\r\n")[0]
-    assert read_form(content_type, body).tags["service"] == "shop"
+    assert form_in(server.requests[0]).tags["service"] == "shop"

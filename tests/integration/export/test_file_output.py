@@ -66,7 +66,7 @@ def test_a_service_whose_directory_cannot_be_made_works_and_says_so_once(tmp_pat
 
 
 def test_first_export_after_the_end_of_the_main_thread_is_written(tmp_path: Path) -> None:
-    env = {**written_to(tmp_path), "SPLUNK_PROFILER_EXPORT_INTERVAL": "600000"}
+    env = {**written_to(tmp_path), "SPLUNK_PROFILER_EXPORT_INTERVAL": "600000", "SPLUNK_PROFILER_EXPORTER": "thread"}
     with Target("late_export.py", env=env) as target:
         assert target.finish() == 0, target.output
         assert "__main__.outlive_the_main_thread" in functions(tmp_path, target.pid), target.output

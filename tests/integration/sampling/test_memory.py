@@ -98,7 +98,7 @@ def test_allocations_have_their_place_span_labels_and_thread() -> None:
 
 
 def test_blocks_freed_by_another_thread_are_not_in_use() -> None:
-    records, ledger = _run("freed")
+    records, ledger = _run("freed", SPLUNK_PROFILER_EXPORTER="thread")
     sums = _sums(_of_cache(_read(records)))
     assert sums["alloc_space"] == pytest.approx(ledger["bytes"], rel=0.2)
     assert sums["inuse_space"] == 0

@@ -14,6 +14,11 @@ _THREADS, _DEPTH = "40", "80"
 _SLACK_NS = 200_000_000  # some may be saved, or follow from what was captured earlier
 
 
+def _stretched_ms(target: Target) -> int:
+    """Wait for the line that says how long the interval has become."""
+    return int(target.find(r"SPLUNK_PROFILER_MAX_OVERHEAD\): it samples every (\d+) ms"))
+
+
 def _used(target: Target, command: str, before: int) -> dict[str, int]:
     target.tell(command)
     found: dict[str, int] = json.loads(target.lines(before + 1, "used")[before])
@@ -31,7 +36,7 @@ def test_too_short_an_interval_is_stretched_until_the_load_has_gone() -> None:
         env = profiling_settings(receiver.url, 1, **settings)
         with Target("deep_stacks.py", _THREADS, _DEPTH, env=env) as target:
             target.line("ready")
-            stretched_ms = int(target.find(r"SPLUNK_PROFILER_MAX_OVERHEAD\): it samples every (\d+) ms"))
+            stretched_ms = _stretched_ms(target)
             assert stretched_ms > 1
             begun = _used(target, "used", 0)
             receiver.record(lambda record: record["time_ns"] > begun["time_ns"] + 3_000_000_000)
@@ -50,3 +55,15 @@ def test_too_short_an_interval_is_stretched_until_the_load_has_gone() -> None:
             assert target.output.count("SPLUNK_PROFILER_MAX_OVERHEAD") == 1
             target.close_stdin()
             assert target.finish() == 0, target.output
+
+
+def test_limit_holds_where_threads_of_the_process_export() -> None:
+    settings = {"SPLUNK_PROFILER_MAX_OVERHEAD": "1", "SPLUNK_PROFILER_EXPORTER": "thread"}
+    with (
+        Receiver() as receiver,
+        Target("deep_stacks.py", "8", "40", env=profiling_settings(receiver.url, 1, **settings)) as target,
+    ):
+        stretched_ms = _stretched_ms(target)
+        receiver.record(lambda record: _period_ms(record) >= stretched_ms)
+        target.close_stdin()
+        assert target.finish() == 0, target.output
