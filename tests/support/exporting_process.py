@@ -1,6 +1,6 @@
 """Starts `targets/exporting.py` and talks to it; see there for the commands.
 
-    with Exporting(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
+    with ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter:
         exporter.ask("record 5")
         assert exporter.ask("flush 10")
 

@@ -1,4 +1,4 @@
-"""Work of known cost: ``accounted_work.py SCENARIO SECONDS``, profiled as the environment says.
+"""Work whose CPU and thread times are known: ``accounted_work.py SCENARIO SECONDS``, profiled as the environment says.
 
 Prints, once it and the profiler have ended, the line ``ledger {…}``: the CPU time that the process has used and the sum
 of its threads' lifetimes from the profiler's start to just before its stop and just after, and what else the test of
@@ -59,11 +59,11 @@ class Ledger:
     def start(self, body: Callable[[], None]) -> threading.Thread:
         """Start a thread that runs `body`."""
 
-        def live() -> None:
+        def run() -> None:
             self._own.end = EndRecorder(self._ended_ns.append)
             body()
 
-        thread = threading.Thread(target=live)
+        thread = threading.Thread(target=run)
         self._started_ns.append(time.monotonic_ns())
         thread.start()
         return thread
@@ -77,10 +77,10 @@ class Ledger:
         self.stopped.set()
 
     def _so_far(self) -> dict[str, int]:
-        living = len(self._started_ns) - len(self._ended_ns)
+        running = len(self._started_ns) - len(self._ended_ns)
         return {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,
-            "wall_ns": sum(self._ended_ns) + living * time.monotonic_ns() - sum(self._started_ns),
+            "wall_ns": sum(self._ended_ns) + running * time.monotonic_ns() - sum(self._started_ns),
         }
 
 
@@ -94,13 +94,13 @@ def busy(ledger: Ledger, seconds: float) -> None:
     """Threads that never wait, until all have worked; none ends before the profiler does."""
     worked = threading.Barrier(4)
 
-    def live() -> None:
+    def run() -> None:
         compute(seconds)
         worked.wait()
         ledger.stopped.wait()
 
     for _ in range(worked.parties - 1):
-        ledger.start(live)
+        ledger.start(run)
     worked.wait()
 
 

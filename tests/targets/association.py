@@ -19,6 +19,7 @@ from opentelemetry import trace
 from opentelemetry.context import attach, detach  # as applications do: imported before the profiler starts
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler, SamplingResult
+from task_loops import task_scenarios
 
 import splunk_profiler
 
@@ -139,35 +140,6 @@ async def _tasks(load: Load) -> None:
 
     load.ready()
     await asyncio.gather(*(holds_a_span(worker) for worker in range(4)), *(has_none() for _ in range(4)))
-
-
-def asyncio_tasks(load: Load) -> None:
-    """Spans held across awaits, beside tasks that have none."""
-    asyncio.run(_tasks(load))
-
-
-def uvloop_tasks(load: Load) -> None:
-    """The same on uvloop, which enters contexts from C."""
-    import uvloop  # noqa: PLC0415  # only where this scenario runs
-
-    async def main() -> None:
-        load.facts["loop"] = type(asyncio.get_running_loop()).__module__
-        await _tasks(load)
-
-    loop = uvloop.new_event_loop()
-    loop.run_until_complete(main())
-    loop.close()
-
-
-def eager_tasks(load: Load) -> None:
-    """The same with tasks that run inside their creator's call until they first wait (3.12)."""
-
-    async def main() -> None:
-        factory = getattr(asyncio, "eager_task_factory")  # noqa: B009  # not there before 3.12
-        asyncio.get_running_loop().set_task_factory(factory)
-        await _tasks(load)
-
-    asyncio.run(main())
 
 
 def to_thread(load: Load) -> None:
@@ -310,10 +282,10 @@ def unsampled(load: Load) -> None:
 _SCENARIOS: dict[str, Callable[[Load], None]] = {
     function.__name__: function
     for function in (
-        threads, by_hand, pool, asyncio_tasks, uvloop_tasks, eager_tasks, to_thread, context_run, generators,
+        threads, by_hand, pool, to_thread, context_run, generators,
         reused_idents, greenlets, unsampled,
     )
-}  # fmt: skip
+} | task_scenarios(_tasks)  # fmt: skip
 
 
 def main(scenario: str) -> None:

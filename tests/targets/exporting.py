@@ -6,7 +6,7 @@ Configured by its environment alone, as a service is. Commands, each answered by
 exporter of the SDK to the same endpoint;
 ``untrace`` shuts the trace exporter down; ``fork`` forks as the profiler does, lets the child send a record named
 ``child``, and gives its exit status; ``stop SECONDS`` ends the exporter. Log lines come as ``{"log": …}`` in
-between. It begins with ``ready``. Tests drive it through `exporting_process.Exporting`.
+between. It begins with ``ready``. Tests drive it through `exporting_process.ExportingProcess`.
 """
 
 from __future__ import annotations

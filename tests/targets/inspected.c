@@ -30,7 +30,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { RECORD_BYTES = 37, MOST_LABELS = 64, HEX_BYTES = 32 };
+enum { RECORD_BYTES = 37, MAX_LABELS = 64, HEX_BYTES = 32 };
 
 struct text {
     size_t length;
@@ -104,8 +104,8 @@ static void set_pointer(const char *name, const char *what)
 
 static void set_labels(char *what)
 {
-    static struct label labels[MOST_LABELS];
-    static struct label_set set = {labels, 0, MOST_LABELS};
+    static struct label labels[MAX_LABELS];
+    static struct label_set set = {labels, 0, MAX_LABELS};
     void **variable = slot("inspected_labels");
     if (!variable) {
         printf("no labels\n");
@@ -267,52 +267,95 @@ static void execute_in_a_thread(int left)
         pause();
 }
 
+static void load_library(char *path)
+{
+    printf("%s\n", dlopen(path, RTLD_NOW | RTLD_GLOBAL) ? "loaded" : dlerror());
+}
+
+static void set_storage(char *what)
+{
+    void **variable = slot("inspected_storage");
+    if (variable)
+        *variable = strcmp(what, "null") ? bytes_of(what) : NULL;
+    printf("%s\n", variable ? "set" : "no storage");
+}
+
+static void set_record(char *what)
+{
+    set_pointer("inspected_record", what);
+}
+
+static void start_holding(char *count)
+{
+    start_workers(atoi(count), 0, hold);
+}
+
+static void start_flipping(char *what)
+{
+    start_workers(atoi(what), strstr(what, "torn") != NULL, flip);
+}
+
+static void wait_for_signals(char *count)
+{
+    while (atomic_load(&handled) < atoi(count))
+        sched_yield();
+    printf("handled %d\n", atomic_load(&handled));
+}
+
+static void bind_socket(char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strncpy(address.sun_path, path, sizeof address.sun_path - 1);
+    int receiver = socket(AF_UNIX, SOCK_DGRAM, 0);
+    printf("%s\n", bind(receiver, (struct sockaddr *)&address, sizeof address) ? "not bound" : "bound");
+}
+
+static void start_vfork(char *unused)
+{
+    (void)unused;
+    pthread_t thread;
+    pthread_create(&thread, NULL, sleep_in_the_kernel, NULL);
+}
+
+static void wake(char *unused)
+{
+    (void)unused;
+    if (write(wake_pipe[1], "", 1) != 1)
+        abort();
+}
+
+static void start_execution(char *times)
+{
+    execute_in_a_thread(atoi(times));
+}
+
+static void leave(char *unused)
+{
+    (void)unused;
+    pthread_exit(NULL);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(char *rest);
+} commands[] = {
+    {"load", load_library},  {"storage", set_storage}, {"record", set_record},        {"labels", set_labels},
+    {"hold", start_holding}, {"flip", start_flipping}, {"signals", wait_for_signals}, {"socket", bind_socket},
+    {"vfork", start_vfork},  {"wake", wake},           {"exec", start_execution},     {"leave", leave},
+};
+
 static void obey(char *line)
 {
     char *rest = strchr(line, ' ');
     if (rest)
         *rest++ = 0;
-    if (!strcmp(line, "load"))
-        printf("%s\n", dlopen(rest, RTLD_NOW | RTLD_GLOBAL) ? "loaded" : dlerror());
-    else if (!strcmp(line, "storage")) {
-        void **variable = slot("inspected_storage");
-        if (variable)
-            *variable = strcmp(rest, "null") ? bytes_of(rest) : NULL;
-        printf("%s\n", variable ? "set" : "no storage");
+    for (size_t at = 0; at < sizeof commands / sizeof *commands; at++) {
+        if (!strcmp(line, commands[at].name)) {
+            commands[at].run(rest);
+            return;
+        }
     }
-    else if (!strcmp(line, "record"))
-        set_pointer("inspected_record", rest);
-    else if (!strcmp(line, "labels"))
-        set_labels(rest);
-    else if (!strcmp(line, "hold"))
-        start_workers(atoi(rest), 0, hold);
-    else if (!strcmp(line, "flip"))
-        start_workers(atoi(rest), strstr(rest, "torn") != NULL, flip);
-    else if (!strcmp(line, "signals")) {
-        while (atomic_load(&handled) < atoi(rest))
-            sched_yield();
-        printf("handled %d\n", atomic_load(&handled));
-    }
-    else if (!strcmp(line, "socket")) {
-        struct sockaddr_un address = {.sun_family = AF_UNIX};
-        strncpy(address.sun_path, rest, sizeof address.sun_path - 1);
-        int receiver = socket(AF_UNIX, SOCK_DGRAM, 0);
-        printf("%s\n", bind(receiver, (struct sockaddr *)&address, sizeof address) ? "not bound" : "bound");
-    }
-    else if (!strcmp(line, "vfork")) {
-        pthread_t thread;
-        pthread_create(&thread, NULL, sleep_in_the_kernel, NULL);
-    }
-    else if (!strcmp(line, "wake")) {
-        if (write(wake_pipe[1], "", 1) != 1)
-            abort();
-    }
-    else if (!strcmp(line, "exec"))
-        execute_in_a_thread(atoi(rest));
-    else if (!strcmp(line, "leave"))
-        pthread_exit(NULL);
-    else
-        printf("what is %s?\n", line);
+    printf("what is %s?\n", line);
 }
 
 int main(int argc, char **argv)

@@ -23,6 +23,7 @@ from marked_work import InputLatch, say, wait_until_visible
 from native_marks import Here, address, hold, let_go
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current  # imported before the profiler starts
+from task_loops import task_scenarios
 
 import splunk_profiler
 from splunk_profiler import _context as native
@@ -290,35 +291,6 @@ async def _tasks(load: Load) -> None:
     await asyncio.gather(*(holds_a_span(worker) for worker in with_spans), *(has_none() for _ in without))
 
 
-def asyncio_tasks(load: Load) -> None:
-    """Tasks that hold spans across awaits, beside tasks that have none."""
-    asyncio.run(_tasks(load))
-
-
-def uvloop_tasks(load: Load) -> None:
-    """The same on uvloop, which enters contexts from C."""
-    import uvloop  # noqa: PLC0415  # only where this scenario runs
-
-    async def main() -> None:
-        load.facts["loop"] = type(asyncio.get_running_loop()).__module__
-        await _tasks(load)
-
-    loop = uvloop.new_event_loop()
-    loop.run_until_complete(main())
-    loop.close()
-
-
-def eager_tasks(load: Load) -> None:
-    """The same with tasks that run inside their creator's call until they first wait (3.12)."""
-
-    async def main() -> None:
-        factory = getattr(asyncio, "eager_task_factory")  # noqa: B009  # not there before 3.12
-        asyncio.get_running_loop().set_task_factory(factory)
-        await _tasks(load)
-
-    asyncio.run(main())
-
-
 def to_thread(load: Load) -> None:
     """`asyncio.to_thread`, which carries the task's span to a thread of a pool, beside work that carries none."""
 
@@ -379,9 +351,9 @@ def greenlets(load: Load) -> None:
 _SCENARIOS: dict[str, Callable[[Load], None]] = {
     function.__name__: function
     for function in (
-        threads, generators, contexts, executors, asyncio_tasks, uvloop_tasks, eager_tasks, to_thread, greenlets,
+        threads, generators, contexts, executors, to_thread, greenlets,
     )
-}  # fmt: skip
+} | task_scenarios(_tasks)  # fmt: skip
 
 
 def main(scenario: str) -> None:

@@ -27,6 +27,7 @@ def test_stacks_are_whole_and_nothing_leaks_while_threads_come_and_go() -> None:
     any_thread_runs_calls = sys.version_info >= (3, 12)  # else the ticker pauses Python for each snapshot
     assert (counters["by_pending_call"] > 0) == any_thread_runs_calls
 
+
 FORKED_BEFORE = """
 import ctypes, os, sys, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # the child does not have it

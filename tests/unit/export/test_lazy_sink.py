@@ -29,7 +29,7 @@ class Taking:
         return ExportResult(ExportStatus.DELIVERED)
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
-        self.asked.append(f"hurry {timeout_s}")
+        self.asked.append(f"deadline {timeout_s}")
 
     def interrupt(self) -> None:
         self.asked.append("interrupt")
@@ -337,7 +337,7 @@ def test_an_ending_process_opens_nothing_but_for_a_batch() -> None:
     late.open()
     assert not made
     late.export(BATCH)
-    assert made[0].asked == ["hurry 1.0"]
+    assert made[0].asked == ["deadline 1.0"]
 
 
 def test_what_is_asked_of_it_reaches_the_sink() -> None:
@@ -348,4 +348,4 @@ def test_what_is_asked_of_it_reaches_the_sink() -> None:
     late.interrupt()
     late.set_shutdown_deadline(0.5)
     late.shutdown()
-    assert sink.asked == ["interrupt", "hurry 0.5", "shutdown"]
+    assert sink.asked == ["interrupt", "deadline 0.5", "shutdown"]
