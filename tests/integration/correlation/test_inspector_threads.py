@@ -131,7 +131,7 @@ def test_threads_that_write_in_place_without_invalidating_are_found_out(workshop
         assert mixed > 0
 
 
-def test_a_thread_that_another_inspector_lets_go_of_is_read_or_said_to_be_its(workshop: TargetBuilder) -> None:
+def test_thread_that_another_inspector_lets_go_of_is_read_or_reported(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target, start_inspector(TRACE_LOOP_PROGRAM, target.pid) as inspector:
         inspector.line("reading")
         read = held = 0

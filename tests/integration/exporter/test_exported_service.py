@@ -111,7 +111,7 @@ def test_killed_service_leaves_no_exporter() -> None:
         wait_for_end(exporter)
 
 
-def test_service_killed_with_its_exporter_leaves_nothing_in_the_way_of_the_next_one() -> None:
+def test_service_killed_with_its_exporter_leaves_the_next_one_alone() -> None:
     with Receiver() as receiver:
         with _service(receiver.url) as target:
             receiver.record(_is_of_cart)

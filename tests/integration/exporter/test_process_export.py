@@ -23,7 +23,7 @@ def _no_launch(_descriptor: int, _token: str) -> None:
     raise PermissionError("no process here")
 
 
-def test_output_that_only_a_silent_process_has_taken_is_known_to_have_no_exporter() -> None:
+def test_output_taken_by_a_silent_process_only_has_no_exporter() -> None:
     now_s = time.monotonic()
     connection = ExporterConnection(_no_launch, os.urandom(16).hex(), lambda: now_s)
     output = ProcessExport(connection, lambda: now_s)
@@ -38,7 +38,7 @@ def test_output_that_only_a_silent_process_has_taken_is_known_to_have_no_exporte
     output.stop(0)
 
 
-def test_output_whose_exporter_ended_and_cannot_be_started_again_is_known_to_have_none(
+def test_output_whose_exporter_cannot_be_started_again_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(TESTS / "targets"))

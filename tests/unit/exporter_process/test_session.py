@@ -21,7 +21,7 @@ def test_queues_of_many_sessions_share_a_bounded_memory() -> None:
     assert max(count * limit for count, limit in limits.items()) == 64 << 20
 
 
-def test_session_that_has_ended_while_its_exporter_was_loaded_does_not_count() -> None:
+def test_session_that_ended_while_its_exporter_was_loaded_does_not_count() -> None:
     shares = Shares(lambda: None)
     ended, other = StreamSession(1, shares), StreamSession(2, shares)
     shares.begin(other)

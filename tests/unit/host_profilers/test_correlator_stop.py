@@ -79,7 +79,7 @@ class Interrupted:
             thread.join()
 
 
-def test_a_socket_that_is_listened_to_during_a_close_is_closed_by_the_next_one() -> None:
+def test_socket_listened_to_during_a_close_is_closed_by_the_next_one() -> None:
     made: list[Interrupted] = []
 
     def interrupted(descriptor: int) -> Interrupted:

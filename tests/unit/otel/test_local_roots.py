@@ -90,7 +90,7 @@ def test_trace_that_comes_in_twice_has_two_roots(spans: Spans) -> None:
             assert (spans.ref(span).local_root_id, spans.ref(span).endpoint) == (id_of(root), name)
 
 
-def test_a_parent_that_only_carries_ids_gives_no_root_but_where_it_was_kept(spans: Spans) -> None:
+def test_parent_that_only_carries_ids_gives_a_root_only_where_it_was_kept(spans: Spans) -> None:
     root = spans.start("GET")
     child = spans.start("child", trace.NonRecordingSpan(root.get_span_context()))
     assert (spans.ref(child).local_root_id, spans.ref(child).endpoint) == (0, "")

@@ -179,7 +179,7 @@ def test_a_thread_whose_clock_could_not_be_read_goes_on_from_where_it_was(world:
     assert world.snapshot(1200, (1, None, 610))[0] == [ThreadTimeDelta(100 * MS, 10 * MS)]
 
 
-def test_a_clock_that_was_read_before_that_of_a_late_snapshot_counts_nothing_twice(world: World) -> None:
+def test_clock_read_before_that_of_a_late_snapshot_counts_nothing_twice(world: World) -> None:
     start = StartTime(1005 * MS, 1015 * MS)
     world.snapshot(1000)
     world.cpu_ns += 40 * MS

@@ -47,7 +47,7 @@ def test_allocations_of_any_mix_of_sizes_add_up(seed: int) -> None:
     assert sum(each.byte_count for each in found) == pytest.approx(sum(wanted), rel=0.03)
 
 
-def test_samples_of_equal_sizes_tell_their_number_and_bytes_within_3_percent() -> None:
+def test_samples_of_equal_sizes_tell_count_and_bytes_within_3_percent() -> None:
     sizes = [5_000] * 400
     with sampling(5_000) as drained:
         for _ in range(100):
