@@ -22,7 +22,10 @@ from soak.plan import FULL_S, MAX_CONCURRENT, SCENARIOS, Scenario, allot_seconds
 from soak.runner import Report, Run
 
 QUICK_S = 40.0
-QUICK = ("fork_storm text native", "outages pprof native", "thread_churn text native", "span_churn pprof native")
+QUICK = (
+    *("fork_storm text native", "outages pprof native", "exporter_faults text native"),
+    *("thread_churn text native", "span_churn pprof native"),
+)
 _COLUMNS = ("scenario", "done", "seconds", "memory, MiB", "records", "arrived", "broken promises")
 
 

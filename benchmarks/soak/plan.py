@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from soak.collector import Collector
+from soak.exporter_faults import disturb
 
 FULL_S = 600.0  # the run that the counts are meant for
 MAX_CONCURRENT = 2  # scenarios at once
 
 # Sends a signal to the process, and switches its collector; yields the seconds until it goes on.
-Disturb = Callable[[Callable[[int], None], Collector], Iterator[float]]
+Disturb = Callable[[Callable[[int], None], Collector], Generator[float, None, None]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ OUTAGES = (
 )
 
 
-def outages(_signal: Callable[[int], None], collector: Collector) -> Iterator[float]:
+def outages(_signal: Callable[[int], None], collector: Collector) -> Generator[float, None, None]:
     """Yield outages, with a collector that answers in between and at the end."""
     rng = random.Random(1)
     while True:
@@ -70,7 +71,7 @@ def outages(_signal: Callable[[int], None], collector: Collector) -> Iterator[fl
             collector.switch("ok")
 
 
-def signals(signal: Callable[[int], None], _collector: Collector) -> Iterator[float]:
+def signals(signal: Callable[[int], None], _collector: Collector) -> Generator[float, None, None]:
     """Send signals at random moments, sometimes several at once."""
     from soak.signal_storm import SIGNALS  # noqa: PLC0415  # it loads the profiler
 
@@ -79,6 +80,11 @@ def signals(signal: Callable[[int], None], _collector: Collector) -> Iterator[fl
         for _ in range(rng.choice((1, 1, 1, 5))):
             signal(rng.choice(SIGNALS))
         yield rng.uniform(0.0, 0.12)
+
+
+def exporter_faults(_signal: Callable[[int], None], collector: Collector) -> Generator[float, None, None]:
+    """Kill and stop the exporter process."""
+    return disturb(collector.url)
 
 
 PUBLISHING = {
@@ -97,6 +103,9 @@ SCENARIOS = (
     Scenario("fork_storm", "forks", 1_000, 1.5, walker="portable"),
     Scenario("outages", "turns", 100_000, 2, exporter="thread", settings=SLOW_SAMPLING, disturb=outages),
     Scenario("outages", "turns", 100_000, 2, "pprof", settings=SLOW_SAMPLING, disturb=outages),
+    Scenario(
+        "exporter_faults", "turns", 100_000, 2, settings=SLOW_SAMPLING, disturb=exporter_faults, is_lossless=False
+    ),
     Scenario("thread_churn", "threads", 50_000, 1),
     Scenario("thread_churn", "threads", 40_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),
     Scenario("thread_churn", "threads", 10_000, 0.7, walker="portable"),

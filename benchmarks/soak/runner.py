@@ -11,19 +11,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from soak import ledger
 from soak.collector import Collector
+from soak.exporter_faults import find_left_exporters
 from soak.harness import HANG_S, stacks_of
 from soak.plan import Scenario
 from soak.usage import Usage, find_growth_faults, usage_of
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 _RECOVERY_S = 15.0  # time for exports to resume after an outage
+_EXPORTER_END_S = 10.0
 _POLL_S = 0.25
 _CLEARED_PREFIXES = ("SPLUNK_", "OTEL_", "ELASTIC_", "GRPC_", "PYTHON")
 _MIN_FULL_STOP_S = 10.0  # a stop with this timeout must deliver everything
@@ -106,6 +108,8 @@ class Run:
             if status:
                 self.report.faults.append(f"CRASH: ended with {status}")
             self._judge(collector)
+            left = find_left_exporters(collector.url, silent.url, timeout_s=_EXPORTER_END_S)
+            self.report.faults += [f"LEFT: exporter process {pid} has not ended" for pid in left]
         self.report.seconds = time.monotonic() - began
         return self.report
 
@@ -137,7 +141,7 @@ class Run:
     def _watch(self, process: subprocess.Popen[bytes], collector: Collector) -> int | None:
         """Follow the output of the process until its end, and return the exit code; None if it hangs."""
         assert process.stdout is not None
-        disturbance: Iterator[float] | None = None
+        disturbance: Generator[float, None, None] | None = None
         end_at: float | None = None
         began = last_progress_s = next_disturb_s = time.monotonic()
         rest = b""
@@ -156,8 +160,9 @@ class Run:
                             last_progress_s,
                         )
                     if "quiet" in message:
-                        end_at = last_progress_s + (_RECOVERY_S if disturbance is not None else 0)
-                        disturbance = None
+                        recovers = disturbance is not None and self._scenario.is_lossless
+                        end_at = last_progress_s + (_RECOVERY_S if recovers else 0)
+                        disturbance = None  # which closes it: it undoes what it has done
                         collector.switch("ok")
                     self._handle_message(message, process)
             now = time.monotonic()
