@@ -85,7 +85,7 @@ static bool start_distance(double mean, double passed)
     double bytes = ceil(-log(1.0 - draw()) * mean) - passed;
     double most = 4.0 * (double)atomic_load_explicit(&sampling.mean_bytes, memory_order_relaxed);
     thread_distance = (allocation_distance){
-        .left = (int64_t)fmin(bytes, most),
+        .left = (int64_t)fmin(bytes, most) - 1,
         .mean = mean,
         .period = atomic_load_explicit(&sampling.period, memory_order_relaxed),
         .is_part = bytes > most,
@@ -93,8 +93,8 @@ static bool start_distance(double mean, double passed)
     return bytes > 0;
 }
 
-/* The calling thread has counted `size` bytes, and to 0. Return the mean of the distance that has ended in them; 0: none
- * has, and another one has begun. */
+/* The calling thread has counted `size` bytes, and its distance or a part of it has ended. Return the mean of the
+ * distance that has ended in them; 0: none has, and another one has begun. */
 static double end_distance(const ticker_state *ticker, size_t size)
 {
     allocation_distance ended = thread_distance;
@@ -103,7 +103,7 @@ static double end_distance(const ticker_state *ticker, size_t size)
     if (is_current && !ended.is_part) {
         return ended.mean;
     }
-    return start_distance(mean, is_current ? (double)-ended.left : (double)size) ? 0.0 : mean;
+    return start_distance(mean, is_current ? (double)(-1 - ended.left) : (double)size) ? 0.0 : mean;
 }
 
 /* Return a whole number whose mean is `value`. */
@@ -221,7 +221,7 @@ bool allocations_start(ticker_state *ticker, int64_t sample_bytes, bool tracks_l
     if (log == NULL) {
         return false;
     }
-    if (allocator_hooks_install() == HOOKS_REFUSED) {
+    if (allocator_hooks_install(tracks_live) == HOOKS_REFUSED) {
         free(log->live);
         free(log);
         PyErr_SetString(PyExc_RuntimeError, "allocators cannot be hooked: there are several interpreters, or other"
@@ -346,7 +346,8 @@ PyObject *allocations_drain(ticker_state *ticker, const module_state *module)
         return drained == NULL ? NULL : Py_BuildValue("(NNO)", drained, PyList_New(0), Py_False);
     }
     /* Another library may have restored the allocators from before; then ends of blocks have been missed. */
-    hooks_state hooks = atomic_load(&sampling.ticker) == ticker ? allocator_hooks_install() : HOOKS_STAYED;
+    hooks_state hooks =
+        atomic_load(&sampling.ticker) == ticker ? allocator_hooks_install(log->live != NULL) : HOOKS_STAYED;
     if (hooks != HOOKS_STAYED && log->live != NULL) {
         live_heap_end_all(log->live);
     }

@@ -9,7 +9,7 @@
 /* Each thread has a distance of its own: so neither threads with another GIL nor those without one disturb those that
  * hold ours. All 0: none has begun. */
 typedef struct {
-    int64_t left; /* bytes */
+    int64_t left; /* bytes before the last one; below 0: it has ended */
     double mean;
     unsigned long period; /* of `sampling`, when it was drawn */
     bool is_part;         /* its rest is drawn where this part ends */
@@ -38,7 +38,7 @@ void allocations_release(ticker_state *ticker); /* stop, and release all referen
 int allocations_traverse(ticker_state *ticker, visitproc visit, void *arg);
 void allocations_close(void); /* the interpreter ends */
 /* For the hooks; from any thread, perhaps without a GIL. */
-/* The calling thread has counted to 0. NULL: the allocation has failed, and is no sample. */
+/* The distance of the calling thread has ended. NULL: the allocation has failed, and is no sample. */
 void allocations_take_sample(void *memory, size_t size);
 void allocations_end_block(void *memory);
 
@@ -46,7 +46,7 @@ void allocations_end_block(void *memory);
 /* STAYED: they are called as before. ADDED: some were not, and what was freed meanwhile is not known. REFUSED: they
  * cannot be added, because there are other interpreters, or other libraries have removed them too often. */
 typedef enum { HOOKS_STAYED, HOOKS_ADDED, HOOKS_REFUSED } hooks_state;
-hooks_state allocator_hooks_install(void);
+hooks_state allocator_hooks_install(bool needs_frees); /* whether ends of blocks are to be known */
 void allocator_hooks_remove(void); /* as far as nothing hooks above them; else they stay and pass calls on */
 
 #pragma GCC visibility pop

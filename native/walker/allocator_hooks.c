@@ -9,12 +9,17 @@
 
 #include "allocations.h"
 
+#include <dlfcn.h>
+
 #define RARE      __attribute__((noinline))
 #define MAX_HOOKS 4 /* for each domain, in the life of the process */
 
+/* GIL to write, and all but `counted` before the hook is set; whoever calls the hook reads it. */
 typedef struct {
-    PyMemAllocatorEx next; /* GIL to write, before the hook is set; whoever calls the hook reads it */
-    size_t counted;        /* GIL to write: all bits if the hook counts, else 0 */
+    PyMemAllocatorEx next;
+    PyMemAllocatorEx calls; /* call `next`, with the hook as context */
+    size_t counted;         /* all bits if the hook counts, else 0 */
+    bool sees_frees;
 } allocator_hook;
 
 /* One of the hooks counts. Others may be below those of other libraries, and pass calls on: to hook with one of these
@@ -38,7 +43,43 @@ enum { DOMAIN_COUNT = sizeof(domains) / sizeof(domains[0]) };
 
 static _Thread_local bool is_probed, was_called; /* by is_called */
 
-/* Takes the sample of an allocation that counts to 0; NULL: it has failed. The hook that counts does it: others may be
+static void *next_malloc(void *hook, size_t size)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)hook)->next;
+    return next->malloc(next->ctx, size);
+}
+
+static void *next_calloc(void *hook, size_t count, size_t size)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)hook)->next;
+    return next->calloc(next->ctx, count, size);
+}
+
+static void *next_realloc(void *hook, void *memory, size_t size)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)hook)->next;
+    return next->realloc(next->ctx, memory, size);
+}
+
+static void next_free(void *hook, void *memory)
+{
+    const PyMemAllocatorEx *next = &((allocator_hook *)hook)->next;
+    next->free(next->ctx, memory);
+}
+
+/* Return the functions that call an allocator from its hook. CPython's own without a context ignore what they get for
+ * one, so they are called as they are. */
+static PyMemAllocatorEx calls_to(const PyMemAllocatorEx *next)
+{
+    Dl_info cpython, found;
+    bool is_cpythons = dladdr((void *)PyMem_GetAllocator, &cpython) != 0 && dladdr((void *)next->malloc, &found) != 0
+                       && found.dli_fbase == cpython.dli_fbase;
+    return next->ctx == NULL && is_cpythons
+               ? *next
+               : (PyMemAllocatorEx){NULL, next_malloc, next_calloc, next_realloc, next_free};
+}
+
+/* Takes the sample of an allocation that ends a distance; NULL: it has failed. The hook that counts does it: others may be
  * above and below it. */
 static RARE void *count_to_end(const allocator_hook *hook, void *memory, size_t size)
 {
@@ -54,49 +95,49 @@ static RARE void *count_to_end(const allocator_hook *hook, void *memory, size_t 
     return memory;
 }
 
-/* Counts before the allocation, so that the call of the next allocator is the last of a hook. */
+/* Counts before the allocation, so that the call of the next allocator is the last of a hook. Less than 0 costs less
+ * than 0 or less: the subtraction has told it. */
 static inline bool count_allocation(const allocator_hook *hook, size_t size)
 {
-    return __builtin_expect((thread_distance.left -= (int64_t)(size & hook->counted)) <= 0, 0);
+    return __builtin_expect((thread_distance.left -= (int64_t)(size & hook->counted)) < 0, 0);
 }
 
 /* What is rare is in functions of its own: then the others need no stack. */
-static RARE void *malloc_at_end(const allocator_hook *hook, size_t size)
+static RARE void *malloc_at_end(allocator_hook *hook, size_t size)
 {
-    return count_to_end(hook, hook->next.malloc(hook->next.ctx, size), size);
+    return count_to_end(hook, hook->calls.malloc(hook, size), size);
 }
 
-static RARE void *calloc_at_end(const allocator_hook *hook, size_t count, size_t size)
+static RARE void *calloc_at_end(allocator_hook *hook, size_t count, size_t size)
 {
-    return count_to_end(hook, hook->next.calloc(hook->next.ctx, count, size), count * size);
+    return count_to_end(hook, hook->calls.calloc(hook, count, size), count * size);
 }
 
-static RARE void free_live(const PyMemAllocatorEx *next, void *memory)
+static RARE void free_live(allocator_hook *hook, void *memory)
 {
     allocations_end_block(memory);
-    next->free(next->ctx, memory);
+    hook->calls.free(hook, memory);
 }
 
 static void *hook_malloc(void *context, size_t size)
 {
-    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
-    return count_allocation(context, size) ? malloc_at_end(context, size) : next->malloc(next->ctx, size);
+    allocator_hook *hook = context;
+    return count_allocation(hook, size) ? malloc_at_end(hook, size) : hook->calls.malloc(hook, size);
 }
 
 static void *hook_calloc(void *context, size_t count, size_t size)
 {
-    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
-    return count_allocation(context, count * size) ? calloc_at_end(context, count, size)
-                                                   : next->calloc(next->ctx, count, size);
+    allocator_hook *hook = context;
+    return count_allocation(hook, count * size) ? calloc_at_end(hook, count, size)
+                                                : hook->calls.calloc(hook, count, size);
 }
 
 /* The end of a block and the allocation of another one, even where it stays in its place: the size before is known
  * only for sampled blocks, and each size that a block gets must have its chance to be sampled. */
-static RARE void *realloc_at_end(const allocator_hook *hook, void *memory, size_t size, bool is_sampled)
+static RARE void *realloc_at_end(allocator_hook *hook, void *memory, size_t size, bool is_sampled)
 {
-    const PyMemAllocatorEx *next = &hook->next;
     bool may_be_live = live_heap_may_have(memory);
-    void *resized = next->realloc(next->ctx, memory, size);
+    void *resized = hook->calls.realloc(hook, memory, size);
     if (resized != NULL && may_be_live) {
         allocations_end_block(memory);
     }
@@ -105,20 +146,20 @@ static RARE void *realloc_at_end(const allocator_hook *hook, void *memory, size_
 
 static void *hook_realloc(void *context, void *memory, size_t size)
 {
-    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
-    bool is_sampled = count_allocation(context, size);
-    return is_sampled || live_heap_may_have(memory) ? realloc_at_end(context, memory, size, is_sampled)
-                                                    : next->realloc(next->ctx, memory, size);
+    allocator_hook *hook = context;
+    bool is_sampled = count_allocation(hook, size);
+    return is_sampled || live_heap_may_have(memory) ? realloc_at_end(hook, memory, size, is_sampled)
+                                                    : hook->calls.realloc(hook, memory, size);
 }
 
 static void hook_free(void *context, void *memory)
 {
-    const PyMemAllocatorEx *next = &((allocator_hook *)context)->next;
+    allocator_hook *hook = context;
     if (__builtin_expect(live_heap_may_have(memory), 0)) {
-        free_live(next, memory);
+        free_live(hook, memory);
     }
     else {
-        next->free(next->ctx, memory);
+        hook->calls.free(hook, memory);
     }
 }
 
@@ -178,26 +219,28 @@ static bool can_change(void)
     return !COMPAT_HAS_OWN_GILS || compat_is_only_interpreter(PyInterpreterState_Main());
 }
 
-static void add_hook(hooked_domain *domain)
+static void add_hook(hooked_domain *domain, bool needs_frees)
 {
     allocator_hook *hook = &domain->hooks[domain->used_count++];
     PyMem_GetAllocator(domain->id, &hook->next);
+    hook->calls = calls_to(&hook->next);
+    hook->sees_frees = needs_frees;
     set_counting(domain, hook);
-    PyMemAllocatorEx added = {hook, hook_malloc, hook_calloc, hook_realloc, hook_free};
+    PyMemAllocatorEx added = {hook, hook_malloc, hook_calloc, hook_realloc, needs_frees ? hook_free : hook->calls.free};
     PyMem_SetAllocator(domain->id, &added);
 }
 
-hooks_state allocator_hooks_install(void)
+hooks_state allocator_hooks_install(bool needs_frees)
 {
     hooks_state state = HOOKS_STAYED;
     for (size_t i = 0; i < DOMAIN_COUNT; i++) {
-        if (is_called(&domains[i])) {
+        if (is_called(&domains[i]) && (domains[i].counting->sees_frees || !needs_frees)) {
             continue;
         }
         if (!can_change() || domains[i].used_count == MAX_HOOKS) {
             return HOOKS_REFUSED;
         }
-        add_hook(&domains[i]);
+        add_hook(&domains[i], needs_frees);
         state = HOOKS_ADDED;
     }
     return state;
@@ -207,8 +250,7 @@ void allocator_hooks_remove(void)
 {
     for (size_t i = 0; i < DOMAIN_COUNT && can_change(); i++) {
         hooked_domain *domain = &domains[i];
-        allocator_hook *top = find_top(domain);
-        if (top != NULL) {
+        for (allocator_hook *top; (top = find_top(domain)) != NULL;) {
             PyMem_SetAllocator(domain->id, &top->next);
             set_counting(domain, NULL);
             domain->used_count = (size_t)(top - domain->hooks);

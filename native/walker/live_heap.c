@@ -13,12 +13,12 @@ _Atomic uint64_t live_heap_filter[1 << (LIVE_HEAP_FILTER_BITS - 6)];
 
 static unsigned first_slot(uintptr_t address)
 {
-    return (unsigned)(live_heap_hash(address) >> (64 - LIVE_HEAP_SLOT_BITS));
+    return live_heap_hash(address) >> (32 - LIVE_HEAP_SLOT_BITS);
 }
 
 static unsigned filter_bit(uintptr_t address)
 {
-    return (unsigned)(live_heap_hash(address) >> (64 - LIVE_HEAP_FILTER_BITS));
+    return live_heap_hash(address) >> (32 - LIVE_HEAP_FILTER_BITS);
 }
 
 /* The bit is 1 while a block of its class is in use. Blocks of one class have one first slot, so the others are in

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from allocators import allocators
 from walker_factory import make
 
 from splunk_profiler.raw import RawAllocation
-
-
-class Allocators(ctypes.Structure):
-    """PyMemAllocatorEx."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("context", "malloc", "calloc", "realloc", "free")]
-
-
-def allocators() -> list[list[int]]:
-    """Return CPython's allocators of the raw, memory and object domains."""
-    found = []
-    for domain in range(3):
-        one = Allocators()
-        ctypes.pythonapi.PyMem_GetAllocator(domain, ctypes.byref(one))
-        found.append([getattr(one, field[0]) for field in one._fields_])
-    return found
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Allocates on two threads, in a span with labels, and keeps a part of it; a profiled process that tells what it did.
 
-``allocating_work.py SCENARIO``. Prints the line ``ledger {…}`` once the profiler has ended.
+``allocating_work.py SCENARIO``. Prints the line ``ledger {…}`` once the profiler has ended; its ``hooked`` says whether
+the allocators differed from the first ones: with the walker loaded, started, and stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 
+from allocators import allocators
 from marked_work import load_exporter, say
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -77,9 +80,14 @@ def forked(fork: Callable[[], int]) -> dict[str, object]:
 
 def main() -> None:
     """Run a scenario under the profiler."""
+    assert "splunk_profiler._walker" not in sys.modules
+    first, hooked = allocators(), []
+    import_module("splunk_profiler._walker")
+    hooked.append(allocators() != first)
     load_exporter()
     trace.set_tracer_provider(TracerProvider())
     assert splunk_profiler.start()
+    hooked.append(allocators() != first)
     scenarios: dict[str, Callable[[], dict[str, object]]] = {
         "once": once,
         "freed": freed,
@@ -88,7 +96,8 @@ def main() -> None:
     }
     ledger = scenarios[sys.argv[1]]()
     splunk_profiler.stop(10)
-    say("ledger", ledger)
+    hooked.append(allocators() != first)
+    say("ledger", {**ledger, "hooked": hooked})
 
 
 if __name__ == "__main__":

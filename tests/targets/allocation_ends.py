@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sampled_allocations import Allocators
+from allocators import Allocators
 
 from splunk_profiler import _walker
 from splunk_profiler.capture.events.allocations import AllocationEventSource

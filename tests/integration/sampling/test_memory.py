@@ -82,6 +82,7 @@ def _of_cache(found: list[Allocated]) -> list[Allocated]:
 
 def test_allocations_have_their_place_span_labels_and_thread() -> None:
     records, ledger = _run("once")
+    assert ledger["hooked"] == [False, True, False]
     found = _of_cache(_read(records))
     sums = _sums(found)
     assert sums["alloc_space"] == pytest.approx(ledger["bytes"], rel=0.15)
@@ -127,7 +128,8 @@ def test_text_records_have_the_bytes_that_they_stand_for() -> None:
 
 
 def test_memory_is_left_alone_unless_it_is_asked_for() -> None:
-    records, _ = _run("once", SPLUNK_PROFILER_MEMORY_ENABLED="false")
+    records, ledger = _run("once", SPLUNK_PROFILER_MEMORY_ENABLED="false")
+    assert ledger["hooked"] == [False, False, False]
     assert _read(records) == []
 
 

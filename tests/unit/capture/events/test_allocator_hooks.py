@@ -9,20 +9,25 @@ from typing import Any
 import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
-from sampled_allocations import Drained, allocators, make_bytes, sampling
+from allocators import allocators
+from sampled_allocations import Drained, make_bytes, sampling
 from target_process import Target
 from walker_factory import make
 
+MEM, OBJECT = 1, 2  # domains
+FREE = 4  # in an allocator
 
+
+@pytest.mark.parametrize("tracks_live", [True, False])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_tracemalloc_and_the_hooks_do_not_disturb_each_other(is_first: bool) -> None:
+def test_tracemalloc_and_the_hooks_do_not_disturb_each_other(is_first: bool, tracks_live: bool) -> None:
     before = allocators()
     drained = Drained(make())
     if is_first:
-        drained.ticker.start_allocations(1_000, True)
+        drained.ticker.start_allocations(1_000, tracks_live)
     tracemalloc.start()
     if not is_first:
-        drained.ticker.start_allocations(1_000, True)
+        drained.ticker.start_allocations(1_000, tracks_live)
     made = make_bytes([50_000] * 20)
     assert tracemalloc.get_traced_memory()[0] > 1_000_000
     drained.drain()
@@ -32,11 +37,46 @@ def test_tracemalloc_and_the_hooks_do_not_disturb_each_other(is_first: bool) -> 
     tracemalloc.stop()
     make_bytes([50_000])
     again = Drained(make())  # its hooks may be there already
-    again.ticker.start_allocations(1_000, True)
+    again.ticker.start_allocations(1_000, tracks_live)
     make_bytes([50_000] * 20)
     again.ticker.stop_allocations()
     again.drain()
     assert sum(each.byte_count for each in again.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
+    assert allocators() == before
+
+
+def test_frees_are_not_hooked_unless_blocks_in_use_are_followed() -> None:
+    domains = [domain for domain in range(3) if domain == OBJECT or (domain == MEM and sys.version_info >= (3, 12))]
+    before, ticker = allocators(), make()
+    ticker.start_allocations(1_000)
+    hooked = allocators()
+    ticker.stop_allocations()
+    assert allocators() == before
+    with sampling(1_000):
+        following = allocators()
+    for domain, found in enumerate(before):
+        is_hooked = domain in domains
+        assert (hooked[domain][:4] != found[:4], hooked[domain][FREE] != found[FREE]) == (is_hooked, False)
+        assert (following[domain][FREE] != found[FREE]) == is_hooked
+
+
+def test_hooks_see_frees_again_when_blocks_in_use_are_followed_later() -> None:
+    before, first, drained = allocators(), make(), Drained(make())
+    first.start_allocations(1_000)
+    tracemalloc.start()
+    first.stop_allocations()  # its hooks stay, as they are not on top
+    drained.ticker.start_allocations(1_000, True)
+    for is_traced in (True, False):
+        if not is_traced:
+            tracemalloc.stop()  # and with it the hooks above: the first ones are on top
+        drained.drain()
+        made = make_bytes([50_000] * 20)
+        drained.drain()
+        assert len(drained.live) >= 20
+        del made
+        drained.drain()
+        assert not [each for each in drained.live.values() if each.thread.stack[0][0] == "make_bytes"]
+    drained.ticker.stop_allocations()
     assert allocators() == before
 
 
