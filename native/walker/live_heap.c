@@ -4,8 +4,6 @@
  * fail. */
 #include "live_heap.h"
 
-#include <string.h>
-
 #define NONE      LIVE_HEAP_CAPACITY
 #define SLOT_MASK ((1u << LIVE_HEAP_SLOT_BITS) - 1)
 
@@ -87,11 +85,7 @@ static void remove_slot(live_heap *heap, unsigned slot)
 
 void live_heap_init(live_heap *heap)
 {
-    memset(heap, 0, sizeof(*heap));
-    for (size_t i = 0; i < LIVE_HEAP_CAPACITY; i++) {
-        heap->blocks[i].next = (uint16_t)(i + 1);
-    }
-    heap->oldest = heap->newest = NONE;
+    heap->oldest = heap->newest = heap->free = NONE;
 }
 
 void live_heap_close(void)
@@ -101,16 +95,26 @@ void live_heap_close(void)
     }
 }
 
+/* A place that was never used comes last: memory is touched as it is needed. */
+static uint16_t take_place(live_heap *heap)
+{
+    if (heap->free == NONE) {
+        return heap->used_count++;
+    }
+    uint16_t place = heap->free;
+    heap->free = heap->blocks[place].next;
+    return place;
+}
+
 bool live_heap_add(live_heap *heap, const void *memory, uint64_t id)
 {
     live_heap_end(heap, memory); /* its end may have been missed */
-    bool is_full = heap->free == NONE;
+    bool is_full = heap->free == NONE && heap->used_count == LIVE_HEAP_CAPACITY;
     if (is_full) {
         remove_slot(heap, find_slot(heap, heap->blocks[heap->oldest].address));
     }
-    uint16_t place = heap->free;
+    uint16_t place = take_place(heap);
     live_block *block = &heap->blocks[place];
-    heap->free = block->next;
     *block = (live_block){(uintptr_t)memory, id, heap->newest, NONE};
     *link_to_next(heap, heap->newest) = place;
     heap->newest = place;

@@ -24,9 +24,10 @@ typedef struct {
 typedef struct {
     live_block blocks[LIVE_HEAP_CAPACITY];
     uint16_t slots[1 << LIVE_HEAP_SLOT_BITS]; /* open addressing: place of a block + 1, or 0 */
-    uint16_t oldest, newest, free;
-    uint64_t reported_id;                /* samples up to this one have been drained */
-    uint64_t ended[LIVE_HEAP_MAX_ENDED]; /* drained samples whose blocks are no longer in use */
+    uint16_t oldest, newest, free;            /* free: the first place that was used before */
+    uint16_t used_count;                      /* places ever used */
+    uint64_t reported_id;                     /* samples up to this one have been drained */
+    uint64_t ended[LIVE_HEAP_MAX_ENDED];      /* drained samples whose blocks are no longer in use */
     size_t ended_count;
 } live_heap;
 
@@ -47,7 +48,7 @@ static inline bool live_heap_may_have(const void *memory)
     return atomic_load_explicit(&live_heap_filter[bit / 64], memory_order_relaxed) >> bit % 64 & 1;
 }
 
-void live_heap_init(live_heap *heap); /* after the previous one was closed */
+void live_heap_init(live_heap *heap); /* all 0; after the previous one was closed */
 void live_heap_close(void);           /* no block is looked for any more; their state stays as it is */
 /* Add the block of a new sample. True: the oldest block had to go for it. */
 bool live_heap_add(live_heap *heap, const void *memory, uint64_t id);
