@@ -1,6 +1,7 @@
 """Samples allocations of threads that work, while the process forks, ends, is stopped, or has other interpreters.
 
 ``allocation_ends.py SCENARIO``, which prints ``over`` at its end. Where it says nothing else, it samples all of them.
+``allocation_ends.py millions N`` makes N million objects, to be run with a sanitizer.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 from allocators import Allocators
@@ -174,6 +177,17 @@ class Messages(logging.Handler):
         self.found.append(record.getMessage())
 
 
+def make_millions(ticker: Any) -> None:
+    """Make and free as many objects as are asked for, some of which are sampled, mostly in C code."""
+    ticker.set_sample_bytes(50_000)
+    for _ in range(int(sys.argv[2]) * 10):
+        kept = list(map(bytes, repeat(100, 50_000)))
+        deque(map(bytes, repeat(700, 50_000)), maxlen=0)
+        ticker.drain_allocations()
+        del kept
+    print("sampled", ticker.counters().allocations, flush=True)
+
+
 def use_interpreters(ticker: Any) -> None:
     """Allocate beside other interpreters, and again once they have ended."""
     with working_interpreters():
@@ -193,6 +207,7 @@ def main() -> None:
         "ending": end_at_work,
         "forks": fork_at_work,
         "interpreters": use_interpreters,
+        "millions": make_millions,
         "own_gils": count_beside_interpreters,
         "stopped": stop_process,
         "refused": remove_hooks,

@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdlib.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,13 +20,17 @@ void want_lock(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Called without the GIL; 0, or the status of a child that did not end well. */
+/* Called without the GIL; 0, or the status of a child that did not end well. It needs memory. */
 int fork_with_lock(void)
 {
     int status = -1;
     pthread_mutex_lock(&lock);
     pid_t child = fork();
     if (child == 0) {
+        alarm(60);
+        for (size_t size = 1; size < 2000; size += 100) {
+            free(malloc(size));
+        }
         _exit(0);
     }
     pthread_mutex_unlock(&lock);

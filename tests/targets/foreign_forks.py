@@ -1,6 +1,7 @@
 """Forks of C code that knows nothing of Python: ``foreign_forks.py HOW LIBRARY``; says how many went well.
 
-HOW is ``lock`` (C code forks without the GIL and holds a lock that a thread with the GIL waits for); ``os.fork``,
+HOW is ``lock`` (C code forks without the GIL and holds a lock that a thread with the GIL waits for, while all that
+another one allocates is sampled); ``os.fork``,
 ``C code without the GIL`` or ``thread of C code`` (a library takes the GIL before each fork, while other threads tell
 tickers what to do); ``queue`` (many forks while the main thread runs no Python); ``kept`` (one fork without the GIL,
 which a thread of the profiler has kept for longer than any waiter is patient); or ``log os.fork`` and ``log C code``
@@ -47,8 +48,8 @@ def _fork() -> int:
     return os.waitpid(child, 0)[1]
 
 
-def _busy() -> None:
-    sum(range(1000))
+def _allocate() -> None:
+    _ = [bytes(size) for size in range(300)]
 
 
 def _fill_queue() -> int:
@@ -150,8 +151,13 @@ def main(how: str, path: str) -> None:
         print("went well", _fork_beside_lines(C_FORKS.get(how[4:], os.fork)), flush=True)
         threads = []
     elif how == "lock":
-        threads = [_until(over, _busy), _until(over, with_gil.want_lock), _until(over, lambda: ticker.drain(1_000))]
-        print("went well", sum(library.fork_with_lock() == 0 for _ in range(FORKS)), flush=True)
+        ticker.start_allocations(1, True)
+        drain: Callable[[], object] = lambda: (ticker.drain(1_000), ticker.drain_allocations())  # noqa: E731
+        threads = [_until(over, turn) for turn in (_allocate, with_gil.want_lock, drain)]
+        went_well = sum(library.fork_with_lock() == 0 for _ in range(FORKS // 2))
+        walker.set_after_fork_in_child(None)  # nobody has the GIL for a fork, which may be in the middle of a hook
+        went_well += sum(library.fork_with_lock() == 0 for _ in range(FORKS // 2))
+        print("went well", went_well, flush=True)
     else:
 
         def tell() -> None:
