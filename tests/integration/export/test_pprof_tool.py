@@ -6,7 +6,6 @@ The first call on a machine compiles the tool, which takes a minute where others
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from made_up_events import KIND
+from pprof_tool import pprof_top, run_pprof
 from profile_factory import large_profile, message, origin_in_shop, small_profile
 from profile_schema import decode
 from target_process import Target, profiling_settings
@@ -38,30 +38,9 @@ def written(folder: Path, profile: Profile, **options: Any) -> list[str]:
     return names
 
 
-def pprof(folder: Path, *arguments: str) -> str:
-    """Run the tool, check that stderr is empty, and return its output."""
-    done = subprocess.run(
-        ["go", "tool", "pprof", *arguments],
-        cwd=folder,
-        env={**os.environ, "GOTOOLCHAIN": "local", "PPROF_TMPDIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert done.stderr == ""
-    return done.stdout
-
-
-def top(printed: str) -> dict[str, tuple[int, int]]:
-    """Function → (flat, cumulative) nanoseconds, of ``-top -unit=ns``."""
-    rows = re.findall(r"^ *(\d+)(?:ns)? +\S+ +\S+ +(\d+)(?:ns)? +\S+  (.+)$", printed, re.M)
-    return {name: (int(flat), int(cumulative)) for flat, cumulative, name in rows}
-
-
 def test_pprof_shows_the_hottest_functions_by_cpu_by_default(tmp_path: Path) -> None:
-    printed = pprof(tmp_path, "-top", "-unit=ns", *written(tmp_path, small_profile()))
-    assert top(printed) == {
+    printed = run_pprof(tmp_path, "-top", "-unit=ns", *written(tmp_path, small_profile()))
+    assert pprof_top(printed) == {
         "shop.cart.Cart.checkout.<locals>.<lambda>": (2_500_000_000, 2_500_000_000),
         "shop.cart.Cart.checkout": (500_000_000, 3_000_000_000),
         "shop.app.serve": (0, 3_000_000_000),
@@ -80,8 +59,8 @@ def test_page_of_view_has_the_same_numbers(tmp_path: Path) -> None:
             recording.functions[row.function].name: (row.own, row.total)
             for row in top_table(recording.stacks, recording.weights(Selection(value)))
         }
-        assert shown == top(
-            pprof(tmp_path, "-top", "-unit=ns", "-nodecount=0", "-nodefraction=0", f"-sample_index={value}", *names)
+        assert shown == pprof_top(
+            run_pprof(tmp_path, "-top", "-unit=ns", "-nodecount=0", "-nodefraction=0", f"-sample_index={value}", *names)
         )
 
 
@@ -91,10 +70,10 @@ def test_pprof_shows_amounts_first_for_another_data_type(tmp_path: Path) -> None
         for number, one in enumerate(small_profile().aggregates, 1)
     )
     profile = replace(small_profile(), aggregates=allocated, data_type=DataType.ALLOCATION, kinds=(KIND,))
-    printed = pprof(tmp_path, "-top", "-unit=B", *written(tmp_path, profile))
+    printed = run_pprof(tmp_path, "-top", "-unit=B", *written(tmp_path, profile))
     assert "Type: space" in printed
     assert re.search(r"^ *24576B 60.00% +60.00% +28672B +70.00%  shop.cart.Cart.checkout$", printed, re.M), printed
-    printed = pprof(tmp_path, "-top", "-sample_index=objects", "0.pprof")
+    printed = run_pprof(tmp_path, "-top", "-sample_index=objects", "0.pprof")
     assert "Total samples = 12" in printed
 
 
@@ -111,20 +90,20 @@ def test_pprof_shows_all_of_a_services_time_with_its_work_and_waits(tmp_path: Pa
     profiles = [decode(gzip.decompress((tmp_path / name).read_bytes())) for name in names]
     everything = ("-top", "-unit=ns", "-nodefraction=0", "-edgefraction=0", "-nodecount=0")
     for index, (kind, function) in enumerate([("wall", "threading.Event.wait"), ("cpu", "__main__.compute")], 1):
-        shown = top(pprof(tmp_path, *everything, f"-sample_index={kind}", *names))
+        shown = pprof_top(run_pprof(tmp_path, *everything, f"-sample_index={kind}", *names))
         whole = sum(flat for flat, _ in shown.values())
         assert whole == sum(sample.value[index] for profile in profiles for sample in profile.sample)
         assert shown[function][1] > whole / 2
 
 
 def test_the_hottest_functions_are_shown_by_wall_time_too(tmp_path: Path) -> None:
-    printed = pprof(tmp_path, "-top", "-unit=ns", "-sample_index=wall", *written(tmp_path, small_profile()))
-    assert top(printed)["threading.Condition.wait"] == (5_999_600_000, 5_999_600_000)
-    assert top(printed)["shop.app.serve"] == (0, 4_000_400_000)
+    printed = run_pprof(tmp_path, "-top", "-unit=ns", "-sample_index=wall", *written(tmp_path, small_profile()))
+    assert pprof_top(printed)["threading.Condition.wait"] == (5_999_600_000, 5_999_600_000)
+    assert pprof_top(printed)["shop.app.serve"] == (0, 4_000_400_000)
 
 
 def test_traces_have_their_labels(tmp_path: Path) -> None:
-    printed = pprof(tmp_path, "-traces", *written(tmp_path, small_profile()))
+    printed = run_pprof(tmp_path, "-traces", *written(tmp_path, small_profile()))
     assert "trace_id:  4bf92f3577b34da6a3ce929d0e0e4736" in printed
     assert "source.event.period:  10ms" in printed
     assert "source.event.time:  1780000000010" in printed
@@ -132,16 +111,16 @@ def test_traces_have_their_labels(tmp_path: Path) -> None:
 
 
 def test_samples_are_selected_by_a_label(tmp_path: Path) -> None:
-    printed = pprof(
+    printed = run_pprof(
         tmp_path, "-top", "-unit=ns", "-tagfocus=span_id=00f067aa0ba902b7", "-sample_index=wall",
         *written(tmp_path, small_profile()),
     )  # fmt: skip
-    assert "threading.Condition.wait" not in top(printed)
-    assert top(printed)["shop.app.serve"] == (0, 4_000_400_000)
+    assert "threading.Condition.wait" not in pprof_top(printed)
+    assert pprof_top(printed)["shop.app.serve"] == (0, 4_000_400_000)
 
 
 def test_the_raw_form_has_units_files_and_first_lines(tmp_path: Path) -> None:
-    printed = pprof(tmp_path, "-raw", *written(tmp_path, small_profile()))
+    printed = run_pprof(tmp_path, "-raw", *written(tmp_path, small_profile()))
     assert "samples/count wall/nanoseconds cpu/nanoseconds[dflt]" in printed
     assert re.search(r"shop\.cart\.Cart\.checkout /srv/shop/cart\.py:41(:0)? s=30", printed)
     assert re.search(r"^1: \S+ python +\[FN\]\[FL\]\[LN\]$", printed, re.M)
@@ -153,13 +132,13 @@ def test_pprof_shows_application_code_alone_with_time_of_called_libraries(tmp_pa
     first, *others = profile.aggregates
     deeper = replace(first, stack=Stack((library, *first.stack.frames), truncated=False))
     names = written(tmp_path, replace(profile, aggregates=(deeper, *others)), origin_of=origin_in_shop)
-    yours = top(pprof(tmp_path, "-top", "-unit=ns", "-show=^application", *names))
+    yours = pprof_top(run_pprof(tmp_path, "-top", "-unit=ns", "-show=^application", *names))
     assert yours == {
         "shop.cart.Cart.checkout.<locals>.<lambda>": (2_500_000_000, 2_500_000_000),
         "shop.cart.Cart.checkout": (500_000_000, 3_000_000_000),
         "shop.app.serve": (0, 3_000_000_000),
     }
-    assert set(top(pprof(tmp_path, "-top", "-unit=ns", "-show=^library/", *names))) == {"requests.api.get"}
+    assert set(pprof_top(run_pprof(tmp_path, "-top", "-unit=ns", "-show=^library/", *names))) == {"requests.api.get"}
 
 
 def test_pprof_keeps_distributions_apart_when_profiles_are_added_up(tmp_path: Path) -> None:
@@ -171,17 +150,17 @@ def test_pprof_keeps_distributions_apart_when_profiles_are_added_up(tmp_path: Pa
 
     names = written(tmp_path, profile, max_body_bytes=20_000, origin_of=origin)
     assert len(names) > 1
-    printed = pprof(tmp_path, "-raw", *names)
+    printed = run_pprof(tmp_path, "-raw", *names)
     mappings = re.findall(r"^\d+: \S+ (\S+) (\S*) *\[FN\]\[FL\]\[LN\]$", printed, re.M)
     assert sorted(mappings) == sorted([("python", ""), *((f"library/part{n}", f"part{n}==1.0") for n in range(30))])
-    assert "File: python" in pprof(tmp_path, "-top", *names)
+    assert "File: python" in run_pprof(tmp_path, "-top", *names)
 
 
 def test_names_that_look_like_c_plus_plus_are_shown_whole(tmp_path: Path) -> None:
     names = [("<frozen runpy>", "_run_code"), ("shop", "<lambda>"), ("shop.f.<locals>", "g"), ("shop.list[int]", "h")]
     frames = tuple(Frame(namespace, function, "f.py", 1) for namespace, function in names)
     profile = replace(small_profile(), aggregates=(Aggregate(Stack(frames, truncated=False), (), 1, 1, 10),))
-    shown = top(pprof(tmp_path, "-top", "-unit=ns", *written(tmp_path, profile)))
+    shown = pprof_top(run_pprof(tmp_path, "-top", "-unit=ns", *written(tmp_path, profile)))
     assert set(shown) == {f"{namespace}.{function}" for namespace, function in names}
 
 
@@ -197,7 +176,7 @@ def test_names_of_any_characters_are_read(tmp_path: Path) -> None:
     nothing_known = Aggregate(Stack((), truncated=False), (), 0, 0, 0)
     profile = replace(small_profile(), aggregates=(hostile, nothing_known))
     for report in ("-top", "-traces", "-raw"):
-        assert "no report" not in pprof(tmp_path, report, *written(tmp_path, profile))
+        assert "no report" not in run_pprof(tmp_path, report, *written(tmp_path, profile))
 
 
 def test_parts_together_show_what_the_whole_does(tmp_path: Path) -> None:
@@ -207,9 +186,9 @@ def test_parts_together_show_what_the_whole_does(tmp_path: Path) -> None:
     split = written(tmp_path / "parts", profile, max_body_bytes=20_000)
     assert len(split) > 1
     everything = ("-top", "-unit=ns", "-nodefraction=0", "-nodecount=0", "-sample_index=wall")
-    whole = pprof(tmp_path / "whole", *everything, *written(tmp_path / "whole", profile))
-    assert top(pprof(tmp_path / "parts", *everything, *split)) == top(whole)
-    assert len(top(whole)) > 500
+    whole = run_pprof(tmp_path / "whole", *everything, *written(tmp_path / "whole", profile))
+    assert pprof_top(run_pprof(tmp_path / "parts", *everything, *split)) == pprof_top(whole)
+    assert len(pprof_top(whole)) > 500
 
 
 def test_the_schema_of_the_tests_is_the_tools_own(tmp_path: Path) -> None:
