@@ -16,7 +16,7 @@ import numpy as np
 
 from splunk_profiler.viewer import exports
 from splunk_profiler.viewer.columns import is_span_key
-from splunk_profiler.viewer.model import SPAN_ID, TRACE, Baseline, FacetValues, Function, Selection
+from splunk_profiler.viewer.model import SPAN_ID, TRACE, Baseline, FacetValues, Function, Selection, TopRow
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.source import Source
 from splunk_profiler.viewer.stacks import Numbers
@@ -89,18 +89,30 @@ class Answers:
             return _flame(recording, weights, inverted, before, place)
 
     def top(
-        self, selection: Selection, search: str, baseline: Baseline | None = None, *, by_total: bool = False
+        self,
+        selection: Selection,
+        search: str,
+        baseline: Baseline | None = None,
+        *,
+        by_total: bool = False,
+        only_gone: bool = False,
     ) -> dict[str, Any]:
         """Return the functions whose name or file has the text, those with the most of their own or in all first.
 
-        With a baseline each row ends with both weights there, and what differs most comes first.
+        With a baseline each row ends with both weights there, and what differs most comes first. `gone` are then the
+        number of functions that only the baseline has, and their own weights; `only_gone` leaves out all others.
 
         Raises:
             ValueError: as for `flame`.
         """
         with self._lock:
             recording = self._refreshed()
-            return _top(recording, *self._compared(selection, baseline), search, by_total)
+            weights, before = self._compared(selection, baseline)
+            rows = top_table(recording.stacks, weights, *(before or ()), by_total=by_total)
+            gone = [row for row in rows if not row.total]
+            shown = _shown(recording, gone if only_gone else rows, search, is_compared=before is not None)
+            of_gone = len(gone), round(sum(row.own_before for row in gone))
+            return {"total": round(weights.sum()), **shown, "gone": of_gone}
 
     def facets(self, selection: Selection, facet: str = "", search: str = "") -> dict[str, Any]:
         """Return by facet the heaviest `facets`, each a value and its weight, and how many `more` values there are.
@@ -329,15 +341,16 @@ def _flame(
     }
 
 
-def _top(recording: Recording, weights: Numbers, before: _Before | None, search: str, by_total: bool) -> dict[str, Any]:
+def _shown(recording: Recording, found: Sequence[TopRow], search: str, *, is_compared: bool) -> dict[str, Any]:
+    """Return the first rows whose function or file has the text, and how many there are."""
     sought = search.casefold()
     rows = []
     matches = 0
-    for row in top_table(recording.stacks, weights, *(before or ()), by_total=by_total):
+    for row in found:
         name, file, kind = recording.functions[row.function]
         if sought in name.casefold() or sought in file.casefold():
             matches += 1
             if matches <= _MAX_ROWS:
-                sums = row.own, row.total, *((row.own_before, row.total_before) if before else ())
+                sums = row.own, row.total, *((row.own_before, row.total_before) if is_compared else ())
                 rows.append([name, file, row.line, _KINDS.get(kind, 0), *map(round, sums)])
-    return {"total": round(weights.sum()), "functions": matches, "rows": rows}
+    return {"functions": matches, "rows": rows}

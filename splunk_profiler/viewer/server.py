@@ -50,8 +50,9 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
         return answers.flame(_selection(request), _is_set(request, "inverted"), _baseline(request), _function(request))
 
     def top(request: Request) -> Any:
-        search, sort = (request.query_params.get(name, "") for name in ("search", "sort"))
-        return answers.top(_selection(request), search, _baseline(request), by_total=sort == "total")
+        search, sort, gone = (request.query_params.get(name, "") for name in ("search", "sort", "gone"))
+        of_those = {"by_total": sort == "total", "only_gone": bool(gone)}
+        return answers.top(_selection(request), search, _baseline(request), **of_those)
 
     def facets(request: Request) -> Any:
         facet, search = (request.query_params.get(name, "") for name in ("facet", "search"))

@@ -94,6 +94,11 @@ def test_a_baseline_and_a_function_are_in_the_query(client: TestClient) -> None:
     assert answer["frames"]["before"] == [1, 1]
     rows = get(client, "/api/top?value=samples&f.service=shop&compare=share&b.f.service=billing")["rows"]
     assert rows == [["shop.rank", "/srv/shop.py", 7, 1, 1, 1, 1, 1]]
+    answer = get(client, "/api/top?value=samples&compare=share&b.f.service=billing")
+    assert (answer["gone"], get(client, "/api/top?value=samples")["gone"]) == ([0, 0], [0, 0])
+    answer = get(client, "/api/top?value=samples&f.service=none&compare=time&b.f.service=billing&gone=1&search=rank")
+    assert (answer["gone"], answer["rows"]) == ([1, 1], [["shop.rank", "/srv/shop.py", 7, 1, 0, 0, 1, 1]])
+    assert get(client, "/api/top?value=samples&compare=time&b.f.service=billing&gone=1")["rows"] == []
     assert get(client, "/api/flame?value=samples&compare=time&b.until=5000000000")["before"] == 0
     assert get(client, "/api/flame?value=samples&function=shop.rank&file=/srv/shop.py")["total"] == 2
     assert get(client, "/api/flame?value=samples&function=shop.rank&file=/elsewhere.py")["total"] == 0
