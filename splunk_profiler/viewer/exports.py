@@ -23,8 +23,12 @@ from splunk_profiler.viewer.model import Function, Weighted
 PAGE_FILES = {
     "index.html": "text/html",
     "style.css": "text/css",
+    "text.js": "text/javascript",
     "flame.js": "text/javascript",
-    "panels.js": "text/javascript",
+    "graphs.js": "text/javascript",
+    "tables.js": "text/javascript",
+    "facets.js": "text/javascript",
+    "trace.js": "text/javascript",
     "timeline.js": "text/javascript",
     "app.js": "text/javascript",
 }

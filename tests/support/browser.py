@@ -22,6 +22,15 @@ _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
 )
+# What moves on the page without an act of the reader, from its first picture on.
+_SHIFTS = """
+var shifts = [];
+new PerformanceObserver((list) => {
+  for (const each of list.getEntries()) {
+    if (!each.hadRecentInput) shifts.push(each.sources.map(({ node }) => node?.id || node?.textContent).join(", "));
+  }
+}).observe({ type: "layout-shift", buffered: true });
+"""
 
 
 class Page:
@@ -33,10 +42,13 @@ class Page:
         self._last_id = 0
         self._session: str | None = None
         self.problems: list[str] = []
+        self._saving = ""  # name of the file
+        self._saved: list[str] = []
         target = self.do("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.do(f"{domain}.enable")
+        self.do("Page.addScriptToEvaluateOnNewDocument", source=_SHIFTS)
 
     def do(self, method: str, **parameters: Any) -> Any:
         """Call a method of the protocol and return its result."""
@@ -52,14 +64,24 @@ class Page:
                 return answer["result"]
             self._note(answer)
 
-    def open(self, address: str, *, width: int = 1280, height: int = 860, dark: bool = False) -> None:
-        """Show a page anew."""
+    def open(
+        self,
+        address: str,
+        *,
+        width: int = 1280,
+        height: int = 860,
+        dark: bool = False,
+        zone: str = "",
+        until: str = "document.body.dataset.shown",
+    ) -> None:
+        """Show a page anew, to a reader in a time zone, and wait until an expression of JavaScript is true."""
+        self.do("Emulation.setTimezoneOverride", timezoneId=zone)
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.do("Emulation.setEmulatedMedia", features=[scheme])
         self.do("Page.navigate", url="about:blank")
         self.do("Page.navigate", url=address)
-        self.wait("document.readyState === 'complete' && document.body && document.body.dataset.shown")
+        self.wait(f"document.readyState === 'complete' && document.body && {until}")
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript; of a promise, what it is resolved with."""
@@ -73,19 +95,55 @@ class Page:
         while not self.value(f"document.body ? new Promise((resolve) => {{ {look}; look(); }}) : false"):
             pass
 
+    def shifts(self) -> list[str]:
+        """Return what has moved on the page without an act of the reader."""
+        pictures = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
+        self.value(pictures)  # observers are called after one
+        found: list[str] = self.value("shifts")
+        return found
+
     def click(self, x: float, y: float) -> None:
         """Click at a place of the window."""
         self.drag((x, y), (x, y))
 
-    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+    def drag(self, start: tuple[float, float], end: tuple[float, float], *, release: bool = True) -> None:
         """Press, move and release."""
-        for kind, (x, y) in (
-            ("mouseMoved", start),
-            ("mousePressed", start),
-            ("mouseMoved", end),
-            ("mouseReleased", end),
-        ):
+        steps = [("mouseMoved", start), ("mousePressed", start), ("mouseMoved", end), ("mouseReleased", end)]
+        for kind, (x, y) in steps if release else steps[:-1]:
             self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+    def release(self, place: tuple[float, float]) -> None:
+        """End a drag."""
+        x, y = place
+        self.do("Input.dispatchMouseEvent", type="mouseReleased", x=x, y=y, button="left", buttons=0, clickCount=1)
+
+    def touch(self, start: tuple[float, float], end: tuple[float, float] | None = None) -> None:
+        """Tap with a finger, or move it on the screen."""
+        self.do("Emulation.setTouchEmulationEnabled", enabled=True)
+        steps = [("touchStart", [start]), *([("touchMove", [end])] if end else []), ("touchEnd", [])]
+        for kind, places in steps:
+            self.do("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y} for x, y in places])
+        self.do("Emulation.setTouchEmulationEnabled", enabled=False)
+
+    def click_on(self, element: str) -> None:
+        """Click the middle of an element, which is a selector or an expression of JavaScript in brackets."""
+        found = element if element.startswith("(") else f"document.querySelector({json.dumps(element)})"
+        left, top, width, height = self.value(
+            f"(() => {{ const at = {found}; at.scrollIntoView({{ block: 'nearest' }});"
+            " const b = at.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; })()"
+        )
+        assert width, f"{element} cannot be seen"
+        self.click(left + width / 2, top + height / 2)
+
+    def save(self, link: str, directory: Path) -> Path:
+        """Click a link and return the file that it saves."""
+        saving = {"behavior": "allow", "downloadPath": str(directory), "eventsEnabled": True}
+        self.do("Browser.setDownloadBehavior", **saving)
+        self._saved.clear()
+        self.click_on(link)
+        while not self._saved:
+            self._note(self._receive())
+        return directory / self._saved[0]
 
     def press(self, key: str) -> None:
         """Press a key that writes nothing."""
@@ -122,6 +180,10 @@ class Page:
 
     def _note(self, event: dict[str, Any]) -> None:
         parameters = event.get("params", {})
+        if event["method"] == "Browser.downloadWillBegin":
+            self._saving = parameters["suggestedFilename"]
+        elif event["method"] == "Browser.downloadProgress" and parameters["state"] == "completed":
+            self._saved.append(self._saving)
         is_error = (
             event["method"] == "Runtime.exceptionThrown"
             or (event["method"] == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"))

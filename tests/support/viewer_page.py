@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 
 from browser import Page
@@ -13,6 +14,7 @@ from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment
 from saved_samples import sample_line, span_line
 
 SCREENS = ROOT / "build" / "screens"
+AXE = (files("axe_core_python") / "axe.min.js").read_text("utf-8")
 START_NS = 1_790_000_000 * 10**9
 SEARCH, CHECKOUT = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
 SERVE = "uvicorn.server.Server.serve(/venv/lib/python3.12/site-packages/uvicorn/server.py:70)"
@@ -63,6 +65,13 @@ def shown(page: Page, selector: str) -> str:
     return str(page.value(f"document.querySelector({json.dumps(selector)}).innerText"))
 
 
+def broken_rules(page: Page) -> list[tuple[str, list[str]]]:
+    """Return the rules of accessibility that the page breaks, and where."""
+    page.value(AXE)
+    found = page.value("axe.run().then((result) => result.violations)")
+    return [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found]
+
+
 def act(page: Page, action: str) -> None:
     """Run JavaScript that changes what is shown, and wait until it is."""
     before = page.value("document.body.dataset.shown")
@@ -70,14 +79,26 @@ def act(page: Page, action: str) -> None:
     page.wait(f"document.body.dataset.shown !== {before!r}")
 
 
-def names_in(page: Page) -> list[str]:
-    return list(page.value("graph.frames.map((frame) => frame.name)"))
+def click(page: Page, element: str) -> None:
+    """Click an element that changes what is shown, and wait until it is."""
+    before = page.value("document.body.dataset.shown")
+    page.click_on(element)
+    page.wait(f"document.body.dataset.shown !== {before!r}")
 
 
-def click_frame(page: Page, name: str) -> None:
-    left, top, width, _ = page.box("#graph")
+def names_in(page: Page, graph: str = "graph") -> list[str]:
+    return list(page.value(f"{graph}.frames.map((frame) => frame.name)"))
+
+
+def frame_at(page: Page, name: str, graph: str = "graph") -> tuple[float, float]:
+    """Return the middle of a frame of `graph` or `callers`, in the window."""
     x, y = page.value(
-        f"(() => {{ const f = graph.frames.find((f) => f.name === {json.dumps(name)}); const [l, w] ="
-        f" graph.place(f, {width}); return [l + w / 2, f.depth * ROW + ROW / 2 - graph.scroller.scrollTop]; }})()"
+        f"(() => {{ const g = {graph}, f = g.frames.find((f) => f.name === {json.dumps(name)});"
+        " const box = g.canvas.getBoundingClientRect(), [l, w] = g.place(f, box.width);"
+        " return [box.left + l + w / 2, box.top + (g.rowOf(f.depth) + 0.5) * ROW - g.scroller.scrollTop]; })()"
     )
-    page.click(left + x, top + y)
+    return x, y
+
+
+def click_frame(page: Page, name: str, graph: str = "graph") -> None:
+    page.click(*frame_at(page, name, graph))

@@ -5,17 +5,17 @@ const kept = new Map(); // answers that many questions need again, until there i
 let overview = null, timeline = null, asked = 0;
 let state = new URLSearchParams(location.hash.slice(1));
 
-const graph = new FlameGraph(byId("graph"), byId("scroll"), byId("height"), (path) => {
-  set({ zoom: path });
-  byId("out").hidden = !path;
-  byId("focus").hidden = !path || Boolean(saved);
-}, describe);
-
+const OF_FUNCTION = new Set(["sandwich", "source"]); // views
 const value = () => state.get("value") || overview.values[0]?.name || "";
-const view = () => state.get("view") || "flame";
 const sort = () => state.get("sort") || "own"; // of the top table
-const isGraph = () => view() === "flame" || view() === "inverted";
+const isSandwich = () => view() === "sandwich";
+const isGraph = () => ["flame", "inverted", "sandwich"].includes(view());
 const unit = () => overview.values.find(({ name }) => name === value())?.unit ?? "count";
+
+function view() {
+  const name = state.get("view") || "flame";
+  return OF_FUNCTION.has(name) && !state.get("function") ? "flame" : name;
+}
 
 // Changes the address; a step of its own in the browser's history, unless it is a letter of a search.
 function set(changes, isStep = true) {
@@ -41,25 +41,28 @@ function selection(more = {}) {
 function moreOf(more) {
   const all = new URLSearchParams(more);
   for (const [name, text] of state) {
-    const isOfGraph = (name === "function" || name === "file") && (isGraph() || view() === "source");
-    if (name === "compare" || name.startsWith("b.") || isOfGraph) all.append(name, text);
+    const isOfView = (name === "function" || name === "file") && (isGraph() || view() === "source")
+      || name === "gone" && view() === "top";
+    if (name === "compare" || name.startsWith("b.") || isOfView) all.append(name, text);
   }
   return all;
 }
 
+function askSaved(what, more) {
+  if (what === "overview") return saved.overview;
+  const answers = saved.values[value()];
+  if (what === "flame") return answers[more.get("inverted") === "1" ? "inverted" : "flame"];
+  if (what === "timeline") return answers.timeline[more.get("facet")];
+  if (what !== "top") return answers[what];
+  const top = answers.top[more.get("sort")];
+  const sought = more.get("search").toLowerCase(), isGone = more.has("gone");
+  const isWanted = ([name, file, , , , total]) => `${name}\n${file}`.toLowerCase().includes(sought) && !(isGone && total);
+  const rows = top.rows.filter(isWanted);
+  return { ...top, rows, functions: sought || isGone ? rows.length : top.functions, isPart: top.rows.length < top.functions };
+}
+
 async function ask(what, more = new URLSearchParams()) {
-  if (saved) {
-    if (what === "overview") return saved.overview;
-    const answers = saved.values[value()];
-    if (what === "flame") return answers[more.get("inverted") === "1" ? "inverted" : "flame"];
-    if (what === "timeline") return answers.timeline[more.get("facet")];
-    if (what !== "top") return answers[what];
-    const top = answers.top[more.get("sort")];
-    const sought = more.get("search").toLowerCase();
-    const rows = top.rows.filter(([name, file]) => `${name}\n${file}`.toLowerCase().includes(sought));
-    const isPart = top.rows.length < top.functions;
-    return { ...top, rows, functions: sought ? rows.length : top.functions, isPart };
-  }
+  if (saved) return askSaved(what, more);
   const query = what === "overview" ? "" : selection();
   for (const [name, text] of more) query.append(name, text);
   if (what === "timeline") for (const name of ["since", "until"]) query.delete(name); // it is of the whole time
@@ -68,8 +71,11 @@ async function ask(what, more = new URLSearchParams()) {
   const answer = await fetch(address).catch(() => {
     throw new Error("The viewer does not answer: is the command still running?");
   });
-  const content = await answer.json();
-  if (!answer.ok) throw new Error(content.error);
+  const content = await answer.json().catch(() => null); // no JSON comes from a proxy, or from a server that failed
+  if (!answer.ok || !content) {
+    throw new Error(content?.error ?? `The viewer could not answer (HTTP status ${answer.status}): the terminal where `
+      + "it runs, or the proxy before it, says why. The page asks again by itself while “new data” is ticked.");
+  }
   if (kept.size > 100) kept.clear();
   if (what === "timeline" || what === "facets") kept.set(address, content);
   return content;
@@ -84,14 +90,32 @@ function explain(error) {
 function askShown() {
   if (view() === "source") return ask("source", moreOf({}));
   if (view() === "top") return ask("top", moreOf({ search: state.get("q") || "", sort: sort() }));
-  return ask("flame", moreOf({ inverted: view() === "inverted" ? "1" : "0" }));
+  const flame = (inverted) => ask("flame", moreOf({ inverted }));
+  if (!isSandwich()) return flame(view() === "inverted" ? "1" : "0");
+  return Promise.all([flame("0"), flame("1")]).then(([callees, above]) => ({ ...callees, callers: above }));
 }
 
-function fillShown(shown) {
-  byId("total").textContent = amount(shown.total, unit());
+// Asks what is gone in a comparison; the table says so by itself.
+function askGone() {
+  return state.get("compare") && view() !== "top" ? ask("top", moreOf({ search: "", sort: sort() })) : null;
+}
+
+// Shows the part of the page that a view has; none for null.
+function fillView(name) {
+  byId("top").hidden = name !== "top";
+  byId("source-lines").hidden = name !== "source";
+  byId("flame").hidden = name === null || name === "top" || name === "source";
+}
+
+function fillShown([shown, top, trace]) {
+  fillView(view());
+  fillTrace(trace);
+  if (top) fillGone(top);
+  say(byId("total"), amount(shown.total, unit()));
   if (view() === "top") fillTop(shown);
   else if (view() === "source") fillSource(shown);
   else showFlame(shown);
+  fillZoom();
   if (!shown.total) {
     byId("empty").textContent = "Nothing in this selection: choose another value, a longer time or fewer filters.";
     byId("empty").hidden = false;
@@ -100,58 +124,72 @@ function fillShown(shown) {
 
 // Shows all for the state, each part when its answer comes; answers to an older question are dropped.
 async function show() {
-  const question = ++asked;
-  const fill = async (answer, how) => {
-    const found = await answer;
-    if (question === asked) how(found);
-  };
+  const question = ++asked, main = document.querySelector("main");
+  main.setAttribute("aria-busy", "true");
   try {
-    const before = overview?.version, found = await ask("overview");
-    if (question !== asked) return;
-    overview = found;
-    if (overview.version !== before) kept.clear();
-    const isEmpty = !overview.values.length;
-    byId("empty").textContent = "No samples yet. Point a profiled service at the collector that writes this directory; "
-      + "if none come, `splunk-profiler doctor` says why.";
-    byId("empty").hidden = !isEmpty;
-    const isTable = view() === "top" || view() === "source";
-    for (const [id, isShown] of [["flame", !isTable], ["top", view() === "top"], ["source-lines", view() === "source"]]) {
-      byId(id).hidden = isEmpty || !isShown;
-    }
-    fillHead();
-    if (!isEmpty) {
-      const facet = state.get("by") || "service";
-      await Promise.all([
-        fill(askShown(), fillShown),
-        fill(view() === "trace" ? askTrace() : null, fillTrace),
-        fill(ask("facets"), ({ facets }) => fillFacets(facets)),
-        fill(ask("timeline", new URLSearchParams({ facet })), (line) => { timeline = line; drawTimeline(); }),
-      ]);
-      if (question !== asked) return;
-    }
+    if (!await showAll(question)) return;
     byId("problem").hidden = true;
     document.body.dataset.shown = String(question); // for those who wait for the page
   } catch (error) {
     if (question === asked) explain(error);
+  } finally {
+    if (question === asked) main.setAttribute("aria-busy", "false");
   }
 }
 
+async function showAll(question) {
+  const before = overview?.version, found = await ask("overview");
+  if (question !== asked) return false;
+  overview = found;
+  if (overview.version !== before) kept.clear();
+  const isEmpty = !overview.values.length;
+  byId("empty").textContent = "No samples yet. Point a profiled service at the collector that writes this directory; "
+    + "if none come, `splunk-profiler doctor` says why.";
+  byId("empty").hidden = !isEmpty;
+  fillHead();
+  byId("time").hidden = isEmpty;
+  if (isEmpty) {
+    fillView(null);
+    document.body.dataset.ready = "1";
+    return true;
+  }
+  // What is above of what moves it, so that they come together; and at first all does.
+  const shown = Promise.all([askShown(), askGone(), view() === "trace" ? askTrace() : null]);
+  const parts = [
+    [shown, fillShown],
+    [Promise.all([ask("facets"), shown]), ([facets]) => fillFacets(facets)],
+    [ask("timeline", new URLSearchParams({ facet: state.get("by") || "service" })), fillTimeline],
+  ];
+  if (!document.body.dataset.ready) await Promise.all(parts.map(([answer]) => answer));
+  document.body.dataset.ready = "1";
+  await Promise.all(parts.map(async ([answer, fill]) => {
+    const content = await answer;
+    if (question === asked) fill(content);
+  }));
+  return question === asked;
+}
+
 function fillNotices() {
-  const chosen = (prefix) => [...state].filter(([name]) => name.startsWith(`${prefix}f.`))
-    .map(([name, text]) => `${facetName(name.slice(prefix.length + 2))} ${text || "(none)"}`).join(", ");
-  byId("compared").hidden = !state.get("compare");
-  byId("uncompare").hidden = byId("all").hidden = Boolean(saved);
+  const isCompared = Boolean(state.get("compare")), name = state.get("function") ?? "";
+  byId("compared").hidden = !isCompared;
+  byId("uncompare").hidden = byId("swap").hidden = byId("all").hidden = Boolean(saved);
   byId("scale").disabled = Boolean(saved);
-  byId("compare").hidden = Boolean(saved || state.get("compare"));
-  if (state.get("compare")) {
-    const since = state.get("b.since") || overview.since, until = state.get("b.until") || overview.until;
-    byId("compared").querySelector("span").textContent = clean(`Compared with ${clock(since)} – ${clock(until)}`
-      + `${chosen("b.") ? `, ${chosen("b.")}` : ""}${saved ? "." : ": now choose another time or other filters."}`);
+  byId("compare").hidden = Boolean(saved) || isCompared;
+  if (isCompared) {
+    const chosen = [...state].filter(([each]) => each.startsWith("b.f."))
+      .map(([each, text]) => `, ${facetName(each.slice(4))} ${text || "(none)"}`).join("");
+    const time = period(state.get("b.since") || overview.since, state.get("b.until") || overview.until);
+    say(byId("compared").querySelector("span"),
+      clean(`Compared with ${time}${chosen}${saved ? "." : ": now choose another time or other filters."}`));
     byId("scale").value = state.get("compare");
   }
-  byId("only").hidden = !state.get("function") || !(isGraph() || view() === "source");
-  byId("only").querySelector("span").textContent = view() === "source" ? clean(state.get("function") ?? "") : clean(`${view() === "inverted" ? "Who calls" : "What is called by"} `
-    + `${state.get("function")}; the other way: ${view() === "inverted" ? "Flame graph" : "Inverted"}.`);
+  byId("only").hidden = !name || !(isGraph() || view() === "source");
+  const texts = {
+    flame: `What is called by ${name}; the other way: Inverted.`,
+    inverted: `Who calls ${name}; the other way: Flame graph.`,
+    sandwich: `Who calls ${name}, and below what it calls.`,
+  };
+  say(byId("only").querySelector("span"), clean(texts[view()] ?? name));
 }
 
 function compare() {
@@ -160,14 +198,36 @@ function compare() {
   show();
 }
 
+// Exchanges the selection and the baseline.
+function swap() {
+  const pairs = [...state];
+  for (const [name] of pairs) if (isSelection(name) || name.startsWith("b.")) state.delete(name);
+  for (const [name, text] of pairs) {
+    if (isSelection(name)) state.append(`b.${name}`, text);
+    else if (name.startsWith("b.")) state.append(name.slice(2), text);
+  }
+  set(UNZOOMED);
+  show();
+}
+
 function endComparison() {
   for (const name of [...state.keys()]) if (name === "compare" || name.startsWith("b.")) state.delete(name);
-  set({});
+  set({ gone: "" });
+  show();
+}
+
+function showGone() {
+  set(view() === "top" && state.has("gone") ? { gone: "" } : { gone: "1", view: "top", ...UNZOOMED });
   show();
 }
 
 function focusOn(name, file) {
-  set({ function: name, file, view: "flame", zoom: "" });
+  set({ function: name, file, view: "sandwich", ...UNZOOMED });
+  show();
+}
+
+function leaveFunction() {
+  set({ function: "", file: "", ...UNZOOMED, ...(OF_FUNCTION.has(view()) && { view: "" }) });
   show();
 }
 
@@ -175,7 +235,7 @@ function fillHead() {
   fillNotices();
   byId("source").textContent = byId("source").title = clean(overview.source);
   const unread = overview.unread ? `${overview.unread.toLocaleString()} records could not be read. ` : "";
-  byId("note").textContent = unread + clean(overview.note);
+  say(byId("note"), unread + clean(overview.note));
   byId("note").hidden = !byId("note").textContent;
   const options = overview.values.map(({ name }) => [name, NAMES[name] ?? name.replaceAll("_", " ")]);
   fillSelect(byId("value"), options, value());
@@ -184,63 +244,70 @@ function fillHead() {
   for (const button of document.querySelectorAll("[data-view]")) {
     button.setAttribute("aria-pressed", String(button.dataset.view === view()));
     if (button.dataset.view === "trace") button.hidden = Boolean(saved && !saved.values[value()]?.trace);
-    if (button.dataset.view === "source") button.hidden = !state.get("function");
+    if (OF_FUNCTION.has(button.dataset.view)) button.hidden = !state.get("function");
   }
-  byId("exports").hidden = byId("follow-label").hidden = Boolean(saved);
-  for (const link of document.querySelectorAll("[data-format]")) {
-    const query = selection({ format: link.dataset.format });
-    const known = new Set(query.keys());
-    if (link.dataset.format === "html") for (const [name, text] of state) if (!known.has(name)) query.append(name, text);
-    link.href = `api/export?${query}`;
-    link.download = "";
-  }
-  const since = state.get("since") || overview.since, until = state.get("until") || overview.until;
-  byId("period").textContent = overview.values.length ? `${day(since)} ${clock(since)} – ${clock(until)}` : "";
-  byId("whole").hidden = !state.get("since") || Boolean(saved);
+  byId("up").hidden = !["flame", "inverted", "trace"].includes(view());
+  byId("up").setAttribute("aria-pressed", String(state.has("up")));
+  fillLinks();
+  fillPeriod();
 }
 
-// The spans of the one trace that is chosen; null if there is not one.
-function askTrace() {
-  const traces = state.getAll("f.trace");
-  return traces.length === 1 ? ask("trace", new URLSearchParams({ trace: traces[0] })) : null;
+// What the links save: the selection, or the baseline, with the function that the graph is of; in HTML all that is open.
+function fillLinks() {
+  byId("exports").hidden = byId("follow-label").hidden = Boolean(saved);
+  for (const link of document.querySelectorAll("[data-format]")) {
+    const { format, baseline } = link.dataset, query = selection({ format });
+    const isKept = (name) => !query.has(name) && (format === "html" || (name === "function" || name === "file") && isGraph()
+      || Boolean(baseline) && name.startsWith("b."));
+    for (const [name, text] of [...state].filter(([each]) => isKept(each))) query.append(name, text);
+    if (baseline) query.append("baseline", baseline);
+    if (format !== "html" && view() === "inverted") query.append("inverted", "1");
+    link.href = `api/export?${query}`;
+    link.download = "";
+    link.hidden = Boolean(saved);
+  }
 }
 
 function listen() {
-  byId("value").addEventListener("change", (event) => { set({ value: event.target.value }); show(); });
-  byId("by").addEventListener("change", (event) => { set({ by: event.target.value }); show(); });
-  byId("whole").addEventListener("click", selectAll);
-  byId("out").addEventListener("click", () => graph.zoom(graph.frames[0]));
+  const changes = (id, name) => byId(id).addEventListener("change", (event) => { set({ [name]: event.target.value }); show(); });
+  for (const [id, name] of [["value", "value"], ["by", "by"], ["scale", "compare"]]) changes(id, name);
+  const clicks = {
+    whole: selectAll, out: zoomOut, compare, swap, gone: showGone, uncompare: endComparison, all: leaveFunction,
+    up: () => { set({ up: state.has("up") ? "" : "1" }); show(); },
+    focus: () => focusOn(zoomedLast.zoomed.name, zoomedLast.zoomed.file),
+  };
+  for (const [id, clicked] of Object.entries(clicks)) byId(id).addEventListener("click", clicked);
   byId("search").addEventListener("input", (event) => {
     set({ q: event.target.value }, false);
     if (view() === "top") show();
     else { mark(); fillHead(); }
   });
-  byId("compare").addEventListener("click", compare);
-  byId("uncompare").addEventListener("click", endComparison);
-  byId("scale").addEventListener("change", (event) => { set({ compare: event.target.value }); show(); });
-  byId("all").addEventListener("click", () => { set({ function: "", file: "", zoom: "", ...(view() === "source" && { view: "" }) }); show(); });
-  byId("focus").addEventListener("click", () => focusOn(graph.zoomed.name, graph.zoomed.file));
   for (const button of document.querySelectorAll("[data-sort]")) {
     button.addEventListener("click", () => { set({ sort: button.dataset.sort }); show(); });
   }
   for (const button of document.querySelectorAll("[data-view]")) {
-    button.addEventListener("click", () => { set({ view: button.dataset.view, zoom: "" }); show(); });
+    button.addEventListener("click", () => { set({ view: button.dataset.view, ...UNZOOMED }); show(); });
   }
   addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.target.matches("input[type=search], select")) return;
+    if (event.key !== "/" || event.target.matches("input:not([type=checkbox]), select")) return;
     event.preventDefault();
     byId("search").focus();
   });
   addEventListener("hashchange", () => { state = new URLSearchParams(location.hash.slice(1)); show(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { graph.draw(); if (timeline) drawTimeline(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const each of [graph, callers]) each.draw();
+    if (timeline) drawTimeline();
+  });
   listenToTimeline();
+  listenToTrace();
 }
 
 async function follow() {
   try {
-    if (byId("follow").checked && overview && !marked) {
-      const version = (await ask("overview")).version;
-      if (version !== overview.version || !byId("problem").hidden) await show();
+    const isFailed = !byId("problem").hidden;
+    if (byId("follow").checked && (overview || isFailed) && !marked) {
+      const { version } = await ask("overview");
+      if (version !== overview?.version || isFailed) await show();
     }
   } catch (error) {
     explain(error);

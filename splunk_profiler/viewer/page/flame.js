@@ -10,9 +10,6 @@ function hashText(text, seed = 0x811c9dc5) {
   return hash;
 }
 
-// Makes visible what has no shape of its own or turns the direction of a text.
-const clean = (text) => text.replace(/\p{C}/gu, (each) => `\\u{${each.codePointAt(0).toString(16)}}`);
-
 class FlameGraph {
   // `changed(zoom)` is called when the reader zooms; `described(frame)` when another frame is pointed at.
   constructor(canvas, scroller, spacer, changed, described) {
@@ -21,7 +18,8 @@ class FlameGraph {
     this.texts = []; // by the place of a function in the answer, for the search
     this.search = "";
     this.zoomed = this.pointed = null;
-    this.drawing = false;
+    this.deepest = this.top = 0; // depths of the last and the first frames that are drawn
+    this.isUp = this.drawing = false;
     canvas.addEventListener("mousemove", (event) => this.point(this.at(event)));
     canvas.addEventListener("mouseleave", () => this.point(null));
     canvas.addEventListener("click", (event) => {
@@ -33,8 +31,26 @@ class FlameGraph {
     new ResizeObserver(() => this.draw()).observe(scroller);
   }
 
-  // `data` is an answer of the server; `path` is the hash of the frame to zoom to.
-  show(data, path) {
+  // `data` is an answer of the server; `path` is the hash of the frame to zoom to. `isUp` puts the root at the bottom,
+  // and `top` is the depth of the first frames that are drawn: 1 leaves out the root.
+  show(data, path, { isUp = false, top = 0 } = {}) {
+    this.read(data);
+    const scroller = this.scroller, edge = () => (this.isUp ? scroller.scrollHeight - scroller.clientHeight : 0);
+    const fromRoot = isUp === this.isUp ? Math.abs(edge() - scroller.scrollTop) : 0;
+    this.deepest = this.frames.reduce((depth, frame) => Math.max(depth, frame.depth), 0);
+    this.top = Math.min(top, this.deepest);
+    this.isUp = isUp;
+    const height = (this.deepest - this.top + 1) * ROW;
+    this.spacer.style.height = `${height}px`;
+    scroller.style.height = `${height + 2}px`;
+    scroller.scrollTop = Math.abs(edge() - fromRoot);
+    this.zoomed = this.frames.find((frame) => frame.path === path) ?? this.frames[this.top];
+    this.pointed = null;
+    this.described(null);
+    this.find(this.search);
+  }
+
+  read(data) {
     const { parent, function: functions, line, total, own, before } = data.frames;
     this.texts = data.functions.map(([name, file]) => `${name}\n${file}`.toLowerCase());
     const root = { name: "all", file: "", line: 0, kind: 0, total: total[0], own: 0, depth: 0, x: 0, children: [] };
@@ -59,13 +75,15 @@ class FlameGraph {
         x += child.total;
       }
     }
-    const deepest = this.frames.reduce((depth, frame) => Math.max(depth, frame.depth), 0);
-    this.spacer.style.height = `${(deepest + 1) * ROW}px`;
-    this.scroller.style.height = `${(deepest + 1) * ROW + 2}px`;
-    this.zoomed = this.frames.find((frame) => frame.path === path) ?? root;
-    this.pointed = null;
-    this.described(null);
-    this.find(this.search);
+  }
+
+  // The row of frames of a depth, and the depth of a row.
+  rowOf(depth) {
+    return this.isUp ? this.deepest - depth : depth - this.top;
+  }
+
+  depthOf(row) {
+    return this.isUp ? this.deepest - row : row + this.top;
   }
 
   // Marks the frames with that text; returns the weight of all that lies in or below them.
@@ -97,31 +115,36 @@ class FlameGraph {
 
   pressed(event) {
     const frame = this.pointed ?? this.zoomed;
-    const siblings = frame?.above?.children ?? [];
-    const place = siblings.indexOf(frame);
+    if (!frame) return;
+    const above = frame.above?.depth >= this.top ? frame.above : frame;
+    const siblings = frame.above?.children ?? [], place = siblings.indexOf(frame);
     const moves = {
-      ArrowDown: () => this.point(frame.children[0] ?? frame),
-      ArrowUp: () => this.point(frame.above ?? frame),
+      [this.isUp ? "ArrowUp" : "ArrowDown"]: () => this.point(frame.children[0] ?? frame),
+      [this.isUp ? "ArrowDown" : "ArrowUp"]: () => this.point(above),
       ArrowLeft: () => this.point(siblings[place - 1] ?? frame),
       ArrowRight: () => this.point(siblings[place + 1] ?? frame),
-      Home: () => this.point(this.frames[0]),
+      Home: () => this.point(this.frames[this.top]),
       Enter: () => this.zoom(frame),
-      Escape: () => this.zoom(this.zoomed.above ?? this.zoomed),
+      Escape: () => this.zoom(this.zoomed.depth > this.top ? this.zoomed.above : this.zoomed),
     };
-    if (!frame || !moves[event.key]) return;
+    if (!moves[event.key]) return;
     event.preventDefault();
     moves[event.key]();
-    const top = this.pointed ? this.pointed.depth * ROW : 0;
-    if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
-    const bottom = top + ROW - this.scroller.clientHeight;
-    if (bottom > this.scroller.scrollTop) this.scroller.scrollTop = bottom;
+    if (event.key === "Enter" || event.key === "Escape") this.point(null);
+    this.reveal(this.pointed ?? this.zoomed);
+  }
+
+  // Scrolls to a frame.
+  reveal(frame) {
+    const top = this.rowOf(frame.depth) * ROW, bottom = top + ROW - this.scroller.clientHeight;
+    this.scroller.scrollTop = Math.max(bottom, Math.min(top, this.scroller.scrollTop));
   }
 
   at(event) {
     const box = this.canvas.getBoundingClientRect();
     const x = event.clientX - box.left;
-    const depth = Math.floor((event.clientY - box.top + this.scroller.scrollTop) / ROW);
-    let frame = this.frames[0];
+    const depth = this.depthOf(Math.floor((event.clientY - box.top + this.scroller.scrollTop) / ROW));
+    let frame = depth < this.top ? null : this.frames[0];
     while (frame && frame.depth < depth) {
       frame = frame.children.find((child) => {
         const [left, width] = this.place(child, box.width);
@@ -157,13 +180,14 @@ class FlameGraph {
     context.scale(ratio, ratio);
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
-    const first = Math.floor(this.scroller.scrollTop / ROW), last = first + Math.ceil(height / ROW) + 1;
+    const row = Math.floor(this.scroller.scrollTop / ROW);
+    const [first, last] = [row, row + Math.ceil(height / ROW) + 1].map((each) => this.depthOf(each)).sort((one, other) => one - other);
     const open = [this.frames[0]];
     while (open.length) {
       const frame = open.pop();
       const [left, room] = this.place(frame, width);
       if (room < 0.4 || frame.depth > last) continue;
-      if (frame.depth >= first) this.drawFrame(context, frame, left, room, this.place(frame, width, frame.own));
+      if (frame.depth >= Math.max(first, this.top)) this.drawFrame(context, frame, left, room, this.place(frame, width, frame.own));
       for (const child of frame.children) {
         if (child.total * width < 0.4 * this.zoomed.total) break; // the others are lighter
         open.push(child);
@@ -171,9 +195,9 @@ class FlameGraph {
     }
   }
 
-  // Its own time, which has no child below, is underlined.
+  // Its own time, which has no child there, has a line at that edge; what the baseline has not is hatched.
   drawFrame(context, frame, left, room, [ownLeft, own]) {
-    const top = frame.depth * ROW - this.scroller.scrollTop;
+    const top = this.rowOf(frame.depth) * ROW - this.scroller.scrollTop;
     const [hue, saturation, light] = COLOURS[frame.kind];
     const dim = frame.depth < this.zoomed.depth || (this.search && !frame.found);
     context.globalAlpha = dim ? 0.45 : 1;
@@ -181,9 +205,13 @@ class FlameGraph {
     context.fillStyle = frame.found ? "hsl(300 75% 78%)"
       : this.isCompared ? changeColour(frame) : `hsl(${hue} ${saturation} ${shade}%)`;
     context.fillRect(left, top, Math.max(room - (room > 3 ? 1 : 0), 0.5), ROW - 1);
+    if (this.isCompared && !frame.before) {
+      context.fillStyle = this.hatch ??= makeHatch(context);
+      context.fillRect(left, top, Math.max(room - 1, 0.5), ROW - 1);
+    }
     if (own >= 1) {
       context.fillStyle = "#15181d";
-      context.fillRect(ownLeft, top + ROW - 3, own - (room > 3 ? 1 : 0), 2);
+      context.fillRect(ownLeft, this.isUp ? top + 1 : top + ROW - 4, own - (room > 3 ? 1 : 0), 2);
     }
     context.globalAlpha = 1;
     if (frame === this.pointed) {
@@ -201,6 +229,19 @@ class FlameGraph {
     context.fillText(clean(shorten(frame.name, fitting)), left + 4, top + ROW / 2);
     context.restore();
   }
+}
+
+function makeHatch(context) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const lines = tile.getContext("2d");
+  lines.strokeStyle = "rgb(21 24 29 / 45%)";
+  for (const x of [-8, 0, 8]) {
+    lines.moveTo(x - 1, 9);
+    lines.lineTo(x + 9, -1);
+  }
+  lines.stroke();
+  return context.createPattern(tile, "repeat");
 }
 
 // Red: more than in the baseline; blue: less; the paler, the smaller the change.

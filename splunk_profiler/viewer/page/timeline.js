@@ -1,8 +1,14 @@
 // The timeline of the period, in which a stretch can be chosen.
 "use strict";
 
-const SERIES = ["#e08a2c", "#5b95d6", "#57a883", "#b779c9", "#d06a6a", "#8d8d3f", "#3fa3ad", "#9a7b5c", "#9aa0a6"];
+// Each with a contrast of 3 to 1 to what is behind it, light or dark.
+const SERIES = ["#c26a12", "#3f7fc4", "#2f8a66", "#a161b5", "#c95555", "#85852f", "#2b8c96", "#94714d", "#7f868d"];
 let marked = null; // the stretch of buckets that is being dragged over, or chosen with keys
+
+function fillTimeline(answer) {
+  timeline = answer;
+  drawTimeline();
+}
 
 function drawTimeline() {
   const canvas = byId("timeline"), width = canvas.clientWidth, height = canvas.clientHeight;
@@ -37,23 +43,46 @@ function drawTimeline() {
   context.fillRect(0, 0, from * step, height);
   context.fillRect((to + 1) * step, 0, width, height);
   context.globalAlpha = 1;
+  drawAxis(count);
+  fillPeriod();
   canvas.setAttribute("aria-label", `${NAMES[value()] ?? value()} over time, at most ${amount(most, unit())} in one of `
-    + `${count} stretches; arrow keys with Shift choose, Enter selects, Escape selects all`);
+    + `${count} stretches`);
 }
 
+// The chosen stretch; an address may have only one of its ends.
 function chosenBuckets() {
-  const count = timeline.series[0]?.[1].length ?? 0;
-  if (!state.get("since")) return [0, count - 1];
+  const last = (timeline.series[0]?.[1].length ?? 0) - 1;
   const bucket = (ns) => Number((BigInt(ns) - BigInt(timeline.start)) / BigInt(timeline.step));
-  const until = state.get("until"); // an address may have only one of the two
-  return [bucket(state.get("since")), until ? bucket(BigInt(until) - 1n) : count - 1];
+  const since = state.get("since"), until = state.get("until");
+  return [since ? Math.max(0, bucket(since)) : 0, until ? Math.min(last, bucket(BigInt(until) - 1n)) : last];
+}
+
+const bucketStart = (bucket) => String(BigInt(timeline.start) + BigInt(bucket) * BigInt(timeline.step));
+const isWhole = () => !state.get("since") && !state.get("until");
+
+function drawAxis(count) {
+  const axis = byId("axis"), start = Number(BigInt(timeline.start)) / 1e6, length = (count * Number(timeline.step)) / 1e6;
+  axis.textContent = "";
+  if (!count) return;
+  for (const [at, text] of ticks(timeline.start, bucketStart(count))) {
+    const place = (at - start) / length;
+    if (place < 0.04 || place > 0.96) continue; // its text would be cut off
+    make("span", text, axis).style.left = `${100 * place}%`;
+  }
+}
+
+// The stretch that is being marked, or else the chosen one.
+function fillPeriod() {
+  const since = marked ? bucketStart(marked[0]) : state.get("since") || overview.since;
+  const until = marked ? bucketStart(marked[1] + 1) : state.get("until") || overview.until;
+  say(byId("period"), overview.values.length ? period(since, until) : "");
+  byId("whole").hidden = isWhole() || Boolean(saved);
 }
 
 function selectMarked() {
   const [from, to] = marked;
   marked = null;
-  const at = (bucket) => String(BigInt(timeline.start) + BigInt(bucket) * BigInt(timeline.step));
-  set({ since: at(from), until: at(to + 1) });
+  set({ since: bucketStart(from), until: bucketStart(to + 1) });
   show();
 }
 
@@ -91,7 +120,7 @@ function listenToTimeline() {
   canvas.addEventListener("keydown", (event) => {
     if (saved || !timeline) return;
     const count = timeline.series[0]?.[1].length ?? 1;
-    const [from, to] = marked ?? (state.get("since") ? chosenBuckets() : [0, 0]);
+    const [from, to] = marked ?? (isWhole() ? [0, 0] : chosenBuckets());
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (move) {
       const end = Math.max(event.shiftKey ? from : 0, Math.min(count - 1, to + move));

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import urllib.request
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Page
 from command_line import splunk_profiler
+from pprof_tool import pprof_top, run_pprof
 from saved_samples import TRACE, sample_line
-from viewer_page import CHECKOUT, SCREENS, START_NS, act, lines, names_in, shown, shown_on
+from viewer_page import CHECKOUT, SCREENS, START_NS, broken_rules, click, lines, names_in, shown, shown_on
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 MIDDLE_NS, END_NS = START_NS + 60 * 10**9, START_NS + 90 * 10**9
@@ -20,13 +22,15 @@ VIEWS = {
     "comparison of two services": "compare=share&b.f.service=shop&b.f.service=billing&f.service=billing&view=top",
     "trace": f"view=trace&f.trace={TRACE}&f.span_id={CHECKOUT}",
     "callers": f"view=inverted&{RANK}",
+    "callers and callees": f"view=sandwich&{RANK}",
     "source": f"view=source&{RANK}",
     "top": "view=top&value=samples&f.service=shop",
 }
-CONTENT = """JSON.stringify([
-    ["#total", "#compared span", "#only span", "#frame", "#trace li", "#trace p", "#top tbody", "#source-lines tbody"]
+PARTS = ["#total", "#compared span", "#only span", "#gone", "#frame", "#spans li", "#spans-note", "#host", "#axis"]
+CONTENT = f"""JSON.stringify([
+    {PARTS}.concat(["#top tbody", "#source-lines tbody"])
         .map((each) => [...document.querySelectorAll(each)].map((at) => at.checkVisibility() ? at.innerText : "")),
-    graph.frames.map((frame) => [frame.name, frame.total, frame.before, frame.own])])"""
+    [graph, callers].map((each) => each.frames.map((frame) => [frame.name, frame.total, frame.before, frame.own]))])"""
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +40,42 @@ def _no_error_on_the_console(page: Page) -> Iterator[None]:
     assert not page.problems
 
 
-def test_exports_follow_the_selection(page: Page, address: str) -> None:
+def test_each_link_saves_the_selection(page: Page, address: str, tmp_path: Path) -> None:
     page.open(f"{address}#f.endpoint=POST+%2Fcheckout")
-    with urllib.request.urlopen(
-        page.value("document.querySelector('[data-format=folded]').href"), timeout=30
-    ) as answer:
-        assert answer.read().decode() == "uvicorn.server.Server.serve;billing.pay 60000000000\n"
+    folded = page.save("[data-format=folded]", tmp_path).read_text("utf-8")
+    assert folded == "uvicorn.server.Server.serve;billing.pay 60000000000\n"
+    speedscope = json.loads(page.save("[data-format=speedscope]", tmp_path).read_text("utf-8"))
+    assert speedscope["profiles"][0]["endValue"] == 60_000_000_000
+
+
+# Names, and own and total time in ns to the digits that are shown.
+ROWS = """Object.fromEntries([...document.querySelectorAll("#top tbody tr")].map(({ cells }) => {
+    const sums = [2, 3].map((at) => cells[at].innerText.split(" "));
+    return [cells[0].innerText.trim(), sums.map(([number, unit]) => number * { ns: 1, s: 1e9, min: 6e10 }[unit])];
+}))"""
+
+
+def test_the_table_has_the_numbers_of_the_report(page: Page, address: str) -> None:
+    page.open(f"{address}#view=top&f.endpoint=GET+%2Fsearch&f.endpoint=POST+%2Fcheckout")
+    report = splunk_profiler("report", page.value("overview.source"), "--json")
+    expected: dict[str, list[int]] = {}
+    for tally in json.loads(report.stdout)["by_span"].values():
+        for entry in tally["functions"] + tally["waiting_functions"]:
+            sums = expected.setdefault(entry["function"], [0, 0])
+            sums[:] = sums[0] + entry["own"] * 10**9, sums[1] + entry["total"] * 10**9
+    found = page.value(ROWS)
+    assert found == {name: pytest.approx(sums, rel=0.005) for name, sums in expected.items()}
+    assert len(found) == 6
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+def test_the_table_has_the_numbers_of_pprofs_own_tool(page: Page, address: str, tmp_path: Path) -> None:
+    page.open(f"{address}#view=top&f.service=shop")
+    saved = page.save("[data-format=pprof]", tmp_path)
+    everything = ("-top", "-unit=ns", "-nodecount=0", "-nodefraction=0")
+    expected = pprof_top(run_pprof(tmp_path, *everything, saved.name))
+    assert page.value(ROWS) == {name: pytest.approx(sums, rel=0.005) for name, sums in expected.items()}
+    assert len(expected) == 6
 
 
 def test_the_exported_file_works_without_a_server(page: Page, tmp_path: Path) -> None:
@@ -52,10 +86,10 @@ def test_the_exported_file_works_without_a_server(page: Page, tmp_path: Path) ->
     page.open(file.as_uri())
     assert shown(page, "#total") == "7.00 min"
     assert "shop.ranking.rank" in names_in(page)
-    act(page, "document.querySelector('[data-view=top]').click()")
+    click(page, "[data-view=top]")
     assert "shop.ranking.trigrams" in shown(page, "#top tbody tr")
     page.keep_picture(SCREENS / "file.png")
-    act(page, "document.querySelector('[data-sort=total]').click()")
+    click(page, "[data-sort=total]")
     assert "uvicorn.server.Server.serve" in shown(page, "#top tbody tr")
 
 
@@ -65,17 +99,16 @@ def test_each_view_can_be_saved_and_shows_the_same_without_a_server(
 ) -> None:
     page.open(f"{address}#{VIEWS[view]}")
     expected = page.value(CONTENT).replace(": now choose another time or other filters.", ".")
-    link = page.value("document.querySelector('[data-format=html]').href")
-    with urllib.request.urlopen(link, timeout=30) as answer:
-        (tmp_path / "saved.html").write_bytes(answer.read())
-    page.open((tmp_path / "saved.html").as_uri())
+    page.open(page.save("[data-format=html]", tmp_path).as_uri())
     assert page.value(CONTENT) == expected
+    assert not page.shifts()
     page.keep_picture(SCREENS / f"saved-{view.replace(' ', '-')}.png")
     if view == "comparison":
-        act(page, "document.querySelector('[data-view=top]').click()")
+        assert not broken_rules(page)
+        click(page, "[data-view=top]")
         assert "billing.pay" in shown(page, "#top tbody")
     if view == "trace":
-        assert page.value("document.querySelector('#trace button').disabled")
+        assert page.value("document.querySelector('#spans button').disabled")
 
 
 def test_what_could_not_be_read_is_said(page: Page, tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+// The flame graphs: one of all, or two of a function, its callers above and its callees below.
+"use strict";
+
+const UNZOOMED = { zoom: "", "zoom.callers": "" };
+const graph = new FlameGraph(byId("graph"), byId("scroll"), byId("height"),
+  (path) => zoomedTo(graph, { zoom: path }), (frame) => describe(graph, frame));
+const callers = new FlameGraph(byId("callers-graph"), byId("callers-scroll"), byId("callers-height"),
+  (path) => zoomedTo(callers, { "zoom.callers": path }), (frame) => describe(callers, frame));
+let zoomedLast = graph; // the one whose frame a button leads to the callers and callees of
+
+const isZoomed = (each) => each.frames.length > 0 && each.zoomed.depth > each.top;
+
+function zoomedTo(one, changes) {
+  zoomedLast = one;
+  set(changes);
+  fillZoom();
+}
+
+function fillZoom() {
+  const isShown = byId("flame").checkVisibility();
+  byId("out").hidden = !isShown || !(isZoomed(graph) || isSandwich() && isZoomed(callers));
+  byId("focus").hidden = !isShown || !isZoomed(zoomedLast) || Boolean(saved);
+}
+
+function zoomOut() {
+  for (const each of isSandwich() ? [callers, graph] : [graph]) each.zoom(each.frames[each.top]);
+  describe(graph, null);
+}
+
+function showFlame(shown) {
+  const isOfFunction = isSandwich(), top = Number(isOfFunction);
+  byId("flame").classList.toggle("sandwich", isOfFunction);
+  zoomedLast = graph;
+  if (isOfFunction) callers.show(shown.callers, state.get("zoom.callers"), { isUp: true, top });
+  graph.show(shown, state.get("zoom"), { isUp: Boolean(state.get("up")) && !isOfFunction, top });
+  const count = ({ frames }) => Math.max(0, frames.length - 1 - top).toLocaleString();
+  const isOf = isOfFunction ? `What ${state.get("function")} calls, ` : "";
+  byId("graph").setAttribute("aria-label", `${isOf}${count(graph)} frames; the same as a table: Top functions`);
+  byId("callers-graph").setAttribute("aria-label", `Who calls ${state.get("function")}, ${count(callers)} frames`);
+  fillZoom();
+  byId("kinds").hidden = graph.isCompared;
+  byId("changes").hidden = !graph.isCompared;
+  mark();
+}
+
+function mark() {
+  const text = state.get("q") || "";
+  const found = (each) => share(each.find(text), each.frames[0]?.total);
+  const among = isSandwich() ? `${found(callers)} of callers, ${found(graph)} of callees` : found(graph);
+  byId("found").textContent = text ? `${among} found` : "";
+}
+
+function describe(one, frame) {
+  const at = byId("frame");
+  at.textContent = "";
+  const shown = frame ?? one.zoomed;
+  if (!shown) return;
+  const whole = one.frames[0].total;
+  make("strong", shown.name, at);
+  const place = shown.file ? ` ${shown.file}${shown.line ? `:${shown.line}` : ""}` : "";
+  const before = one.isCompared ? `, ${change(shown.total, shown.before, unit())}` : "";
+  const own = shown.own ? `, own ${amount(shown.own, unit())} (${share(shown.own, whole)})` : "";
+  make("span", ` ${amount(shown.total, unit())} (${share(shown.total, whole)})${own}${before}`, at);
+  make("span", place, at).className = "quiet";
+  if (shown === one.zoomed && isZoomed(one)) make("span", ", zoomed", at).className = "quiet";
+}

@@ -1,0 +1,62 @@
+// The tables of the page: the top functions, and the source of one.
+"use strict";
+
+function fillTop(shown) {
+  const body = byId("top").querySelector("tbody");
+  body.textContent = "";
+  byId("top").querySelector("table").className = state.get("compare") ? "compared" : "";
+  for (const { dataset, parentElement } of document.querySelectorAll("[data-sort]")) {
+    if (dataset.sort === sort()) parentElement.setAttribute("aria-sort", "descending");
+    else parentElement.removeAttribute("aria-sort");
+  }
+  for (const [name, file, line, kind, own, total, ownBefore, totalBefore] of shown.rows) {
+    const row = make("tr", "", body);
+    const cell = make("td", "", row);
+    make("span", "", cell).className = `key ${["unknown", "application", "library", "standard"][kind]}`;
+    const clip = make("div", saved ? name : "", cell);
+    clip.className = "clip";
+    if (!saved) {
+      const link = make("button", name, clip);
+      link.type = "button";
+      link.className = "link";
+      link.title = "callers and callees";
+      link.addEventListener("click", () => focusOn(name, file));
+    }
+    make("div", line ? `${file}:${line}` : file, make("td", "", row)).className = "clip";
+    for (const weight of [own, total]) {
+      make("td", `${amount(weight, unit())}  ${share(weight, shown.total)}`, row).className = "number";
+    }
+    if (ownBefore !== undefined) {
+      const isByOwn = totalBefore && total && sort() === "own";
+      const text = isByOwn ? change(own, ownBefore, unit()) : change(total, totalBefore, unit());
+      make("td", text, row).className = "number change";
+    }
+  }
+  fillGone(shown);
+  const rest = shown.functions - shown.rows.length;
+  byId("more").textContent = rest > 0 ? `and ${rest.toLocaleString()} more functions: search for them` : "";
+  byId("found").textContent = state.get("q") ? `${shown.functions.toLocaleString()} functions found`
+    + (shown.isPart ? " among the heaviest 500" : "") : "";
+}
+
+function fillSource(shown) {
+  const body = byId("source-lines").querySelector("tbody");
+  body.textContent = "";
+  byId("source-lines").querySelector("p").textContent = clean(state.get("file") || "")
+    + (shown.isFound ? "" : ": this file is not on the machine of the viewer");
+  for (const [number, text, own, total] of shown.rows) {
+    const row = make("tr", "", body);
+    make("td", String(number), row).className = "number";
+    make("td", text.replaceAll("\t", "    "), row);
+    for (const weight of [own, total]) make("td", weight ? amount(weight, unit()) : "", row).className = "number";
+  }
+  byId("found").textContent = "";
+}
+
+// Says how many functions only the baseline has; they are in the table alone, since the graph is of what there is.
+function fillGone({ gone }) {
+  const [count, weight] = gone ?? [0, 0], button = byId("gone");
+  button.hidden = !count;
+  say(button, `${count.toLocaleString()} ${count === 1 ? "function" : "functions"} gone, ${amount(weight, unit())}`);
+  button.setAttribute("aria-pressed", String(view() === "top" && state.has("gone")));
+}

@@ -1,0 +1,103 @@
+// Numbers, times and names as text, and the few steps by which all parts of the page make elements.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+const saved = byId("saved") ? JSON.parse(byId("saved").textContent) : null;
+const NAMES = Object.assign(Object.create(null), {
+  cpu: "CPU time", wall: "wall time", samples: "samples", gc: "garbage collection", alloc_space: "allocated",
+  alloc_objects: "allocations", inuse_space: "memory in use", inuse_objects: "objects in use",
+});
+const FACETS = {
+  service: "service", version: "version", process: "process", endpoint: "endpoint", span: "span name", thread: "thread", code: "whose code",
+  state: "state", trace: "trace",
+};
+const facetName = (name) => FACETS[name] ?? name.replace(/^label:/, "label ");
+
+const UNITS = {
+  nanoseconds: [[8.64e13, "d"], [3.6e12, "h"], [6e10, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]],
+  bytes: [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]],
+};
+const MINUTE_MS = 60_000, HOUR_MS = 60 * MINUTE_MS, DAY_MS = 24 * HOUR_MS;
+const STEPS_MS = [
+  ...[1, 2, 5, 10, 20, 50, 100, 200, 500], ...[1, 2, 5, 10, 15, 30].map((seconds) => 1000 * seconds),
+  ...[1, 2, 5, 10, 15, 30].map((minutes) => MINUTE_MS * minutes), ...[1, 2, 3, 6, 12].map((hours) => HOUR_MS * hours),
+];
+
+// Makes visible what has no shape of its own or turns the direction of a text.
+const clean = (text) => text.replace(/\p{C}/gu, (each) => `\\u{${each.codePointAt(0).toString(16)}}`);
+
+function make(tag, text, parent) {
+  const node = document.createElement(tag);
+  node.textContent = clean(text);
+  parent?.append(node);
+  return node;
+}
+
+// Sets a text unless it is there: what is read aloud when it changes is not read twice.
+function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// Three digits, or all those before the point.
+function digits(number) {
+  const isLong = number >= 999.5;
+  return number.toLocaleString(undefined, isLong ? { maximumFractionDigits: 0 }
+    : { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+}
+
+// The largest unit of which there is one, also if only after rounding.
+function amount(weight, unit) {
+  if (!Object.hasOwn(UNITS, unit)) return weight.toLocaleString();
+  const [size, name] = UNITS[unit].find(([each]) => Number((weight / each).toPrecision(3)) >= 1) ?? [1, UNITS[unit].at(-1)[1]];
+  return `${size === 1 ? weight.toLocaleString() : digits(weight / size)} ${name}`;
+}
+
+function share(part, whole) {
+  const fixed = { minimumFractionDigits: 1, maximumFractionDigits: 1 };
+  return whole ? `${((100 * part) / whole).toLocaleString(undefined, fixed)} %` : "";
+}
+
+// How a weight differs from that of the baseline.
+function change(weight, before, unit) {
+  if (!before) return weight ? "new" : "";
+  if (!weight) return `gone, was ${amount(before, unit)}`;
+  const part = Math.round((100 * (weight - before)) / before);
+  if (!part) return "as before";
+  return `${part < 0 ? "−" : "+"}${Math.abs(part).toLocaleString()} %, was ${amount(before, unit)}`;
+}
+
+const toDate = (ns) => new Date(Number(BigInt(ns) / 1000000n));
+
+// Two times of the reader's zone, and its name; the second has a day only if it is another one.
+function period(since, until) {
+  const isShort = BigInt(until) - BigInt(since) < 10_000_000_000n;
+  const format = new Intl.DateTimeFormat(undefined, {
+    year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit",
+    ...(isShort && { fractionalSecondDigits: 3 }), hourCycle: "h23",
+  });
+  const ends = [toDate(since), toDate(until)];
+  const zones = new Set(ends.map((date) => new Intl.DateTimeFormat(undefined, { timeZoneName: "short" }).formatToParts(date)
+    .find(({ type }) => type === "timeZoneName").value)); // two if clocks were changed between
+  return `${format.formatRange(...ends)} ${[...zones].join("/")}`;
+}
+
+// Round times between two, in milliseconds, and their texts: at midnight the day, else the time.
+function ticks(since, until) {
+  const from = Number(BigInt(since) / 1000000n), to = Number(BigInt(until) / 1000000n), first = new Date(from);
+  const step = STEPS_MS.find((each) => (to - from) / each <= 6) ?? 0;
+  const days = Math.ceil((to - from) / DAY_MS / 7), offset = first.getTimezoneOffset() * MINUTE_MS;
+  const start = Math.ceil((from - offset) / step) * step + offset; // round in the reader's zone
+  const at = (count) => (step ? start + count * step
+    : new Date(first.getFullYear(), first.getMonth(), first.getDate() + count * days).getTime());
+  const times = Array.from({ length: 9 }, (_, count) => at(count)).filter((each) => each >= from && each <= to);
+  return times.map((each) => [each, tickText(new Date(each), step || DAY_MS)]);
+}
+
+function tickText(date, step) {
+  const isMidnight = !(date.getHours() + date.getMinutes() + date.getSeconds() + date.getMilliseconds());
+  if (isMidnight) return date.toLocaleDateString(undefined, { month: "short", day: "numeric" });
+  return date.toLocaleTimeString(undefined, {
+    hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(step < MINUTE_MS && { second: "2-digit" }),
+    ...(step < 1000 && { fractionalSecondDigits: 3 }),
+  });
+}

@@ -1,0 +1,198 @@
+"""How the page looks in a real browser: sizes, colours, times, texts and errors. Pictures are in build/screens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, Page
+from saved_samples import TRACE, append, sample_line
+from viewer_page import (
+    CHECKOUT,
+    SCREENS,
+    START_NS,
+    broken_rules,
+    frame_at,
+    names_in,
+    serve,
+    shown,
+    shown_on,
+)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+FAILED = "!document.querySelector('#problem').hidden"
+
+
+@pytest.fixture(autouse=True)
+def _no_error_on_the_console(page: Page) -> Iterator[None]:
+    page.problems.clear()
+    yield
+    assert not page.problems
+
+
+LOOKS: dict[str, dict[str, Any]] = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390}}
+VIEWS = {
+    "flame": "by=span",
+    "sandwich": "view=sandwich&function=shop.app.search&file=/srv/shop/app.py&q=rank",
+    "inverted": "view=inverted",
+    "top": "view=top",
+    "source": "view=source&function=shop.ranking.rank&file=/srv/shop/ranking.py",
+    "compared": "view=top&compare=share&b.f.service=shop",
+    "trace": f"view=trace&f.trace={TRACE}&f.span_id={CHECKOUT}",
+    "empty": "f.service=none",
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("look", LOOKS)
+def test_each_view_fits_and_keeps_the_rules_of_accessibility(page: Page, address: str, look: str, view: str) -> None:
+    page.open(f"{address}#{VIEWS[view]}", **LOOKS[look])
+    assert page.value("document.documentElement.scrollWidth <= innerWidth")
+    assert page.value("(({ scrollHeight, clientHeight }) => scrollHeight <= clientHeight)(byId('legend'))")
+    assert not broken_rules(page)
+    assert not page.shifts()
+    page.keep_picture(SCREENS / f"{view}_{look}.png")
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour as ``#rrggbb``: WCAG 2.2, section 8."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(factor * part for factor, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("look", ["light", "dark"])
+def test_colours_of_the_timeline_are_seen_on_what_is_behind(page: Page, address: str, look: str) -> None:
+    page.open(address, **LOOKS[look])
+    behind = luminance(page.value("getComputedStyle(document.documentElement).getPropertyValue('--back')"))
+    for colour in page.value("SERIES"):
+        darker, lighter = sorted((behind, luminance(colour)))
+        assert (lighter + 0.05) / (darker + 0.05) >= 3, colour
+
+
+def test_large_numbers_have_digits_and_the_unit_they_round_to(page: Page, address: str) -> None:
+    page.open(address)
+    second, gib = 10**9, 2**30
+    texts = {
+        ("nanoseconds", 10_000_000 * second): "116 d",
+        ("nanoseconds", 200_000_000 * second): "2,315 d",
+        ("nanoseconds", 86_390 * second): "1.00 d",
+        ("nanoseconds", 999_700_000): "1.00 s",
+        ("nanoseconds", 59_999_000_000): "1.00 min",
+        ("nanoseconds", 0): "0 ns",
+        ("nanoseconds", 7): "7 ns",
+        ("bytes", gib - 1): "1.00 GiB",
+        ("bytes", 1000 * gib): "1,000 GiB",
+        ("bytes", 2**62): "4,194,304 TiB",
+        ("count", 12_345_678): "12,345,678",
+    }
+    found = page.value(f"{[[weight, unit] for unit, weight in texts]}.map(([weight, unit]) => amount(weight, unit))")
+    assert found == list(texts.values())
+    assert page.value("change(50000, 3, 'count')") == "+1,666,567 %, was 3"
+
+
+def test_times_have_the_readers_days_and_zone(page: Page, address: str) -> None:
+    selection = f"since={START_NS - 86_400 * 10**9}&until={START_NS}"
+    for zone, expected in {
+        "Asia/Kolkata": "Sep 20, 2026, 19:43:20 \N{EN DASH} Sep 21, 2026, 19:43:20 GMT+5:30",
+        "America/New_York": "Sep 20, 2026, 10:13:20 \N{EN DASH} Sep 21, 2026, 10:13:20 EDT",
+    }.items():
+        page.open(f"{address}#{selection}&compare=time&b.{selection.replace('&', '&b.')}", zone=zone)
+        assert shown(page, "#period") == expected
+        assert f"Compared with {expected}" in shown(page, "#compared")
+    page.open(address, zone="America/New_York")
+    assert shown(page, "#period") == "Sep 21, 2026, 10:13:20 \N{EN DASH} 10:15:19 EDT"
+    assert shown(page, "#axis").split() == ["10:13:30", "10:14:00", "10:14:30", "10:15:00"]
+    times = "ticks('{}', '{}').map(([, text]) => text)"
+    day_ns = 86_400 * 10**9
+    in_a_week = page.value(times.format(START_NS, START_NS + 7 * day_ns))
+    assert in_a_week == [f"Sep {day}" for day in range(22, 29)]
+    in_a_day = page.value(times.format(START_NS, START_NS + day_ns))
+    assert in_a_day == ["12:00", "18:00", "Sep 22", "06:00"]
+    changed_ns = 1_793_505_600 * 10**9  # two days about the end of summer time
+    assert page.value(times.format(changed_ns, changed_ns + 20 * day_ns))[:2] == ["Nov 1", "Nov 4"]
+    assert page.value(f"period('{changed_ns}', '{changed_ns + 2 * day_ns}')").endswith("EDT/EST")
+    for seconds in (0.05, 1, 9, 60, 600, 4000, 86_400, 3e5, 7e5, 3e6):
+        assert 2 < len(page.value(times.format(START_NS, START_NS + int(seconds * 1e9)))) < 9, seconds
+
+
+def test_new_data_appears_and_an_empty_directory_says_what_to_do(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").touch()
+    with shown_on(page, tmp_path) as address:
+        page.open(address)
+        assert "No samples yet" in shown(page, "#empty")
+        assert not broken_rules(page)
+        page.keep_picture(SCREENS / "empty.png")
+        append(tmp_path / "logs.jsonl", sample_line())
+        page.wait("document.querySelector('#total').innerText === '1.00 s'")
+        assert names_in(page) == ["all", "shop.rank"]
+
+
+def test_a_server_that_ended_is_said(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line(), "utf-8")
+    with serve(tmp_path) as address:
+        page.open(address)
+    page.wait(FAILED)
+    assert "is the command still running" in shown(page, "#problem")
+    assert not broken_rules(page)
+    page.keep_picture(SCREENS / "ended.png")
+    page.problems.clear()  # the browser itself logs that nobody answers
+    page.do("Page.navigate", url="about:blank")
+    page.problems.clear()
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Has the files of the page, and does not reach its server."""
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        name = self.path.strip("/") or "index.html"
+        is_api = name.startswith("api")
+        content = b"no server" if is_api else (files("splunk_profiler.viewer") / "page" / name).read_bytes()
+        kind = {"css": "text/css", "js": "text/javascript"}.get(name.rpartition(".")[2], "text/html")
+        self.send_response(502 if is_api else 200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_an_answer_that_is_not_the_viewers_is_explained(page: Page) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        page.open(f"http://127.0.0.1:{server.server_port}", until=FAILED)
+        page.value("document.querySelector('#follow').checked = false")
+        assert "could not answer (HTTP status 502)" in shown(page, "#problem")
+        assert page.value("document.querySelector('main').getAttribute('aria-busy')") == "false"
+        page.do("Page.navigate", url="about:blank")
+        server.shutdown()
+        thread.join()
+    page.problems.clear()  # the browser itself logs the status
+
+
+def test_the_page_is_busy_until_it_has_the_answer(page: Page, address: str) -> None:
+    page.open(address)
+    busy = "document.querySelector('main').getAttribute('aria-busy')"
+    assert page.value(busy) == "false"
+    assert page.value(f"show(); {busy}") == "true"
+    page.wait(f"{busy} === 'false'")
+
+
+def test_a_finger_zooms_and_selects_on_a_phone(page: Page, address: str) -> None:
+    page.open(address, width=390)
+    page.value("graph.canvas.scrollIntoView({ block: 'center' })")
+    page.touch(frame_at(page, "shop.ranking.rank"))
+    page.wait("graph.zoomed.name === 'shop.ranking.rank'")
+    page.value("scrollTo(0, 0)")
+    left, top, width, height = page.box("#timeline")
+    page.touch((left + 2, top + height / 2), (left + width * 0.45, top + height / 2))
+    page.wait("state.has('since') && document.querySelector('main').getAttribute('aria-busy') === 'false'")
+    assert "billing.pay" not in names_in(page)
