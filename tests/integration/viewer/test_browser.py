@@ -93,6 +93,7 @@ def test_keys_move_through_the_graph(page: Page, address: str) -> None:
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
         page.press(key)
     assert page.value("graph.zoomed.name") == "threading.Condition.wait"
+    assert page.value("getComputedStyle(graph.scroller).outlineStyle") == "solid"  # its own is cut off
     assert "threading.Condition.wait 2.00 min" in shown(page, "#frame")
 
 
@@ -333,14 +334,12 @@ def test_a_stretch_of_the_timeline_is_selected_by_dragging(page: Page, address: 
 
 def test_the_timeline_can_be_used_with_keys(page: Page, address: str) -> None:
     page.open(address)
-    act(
-        page,
-        "document.querySelector('#timeline').focus();"
-        "for (const key of ['ArrowRight', 'Enter']) document.querySelector('#timeline')"
-        ".dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))",
-    )
+    page.value("byId('timeline').focus()")
+    page.press("ArrowRight")
+    assert shown(page, "#period") == page.value("period(bucketStart(1), bucketStart(2))")
+    act(page, "byId('timeline').dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' }))")
     assert shown(page, "#total") == "3.00 s"
-    act(page, "document.querySelector('#timeline').dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
+    act(page, "byId('timeline').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }))")
     assert shown(page, "#total") == "7.00 min"
 
 
