@@ -99,7 +99,7 @@ class StreamRecorder:
     def restart(self, *, is_paused: bool = False) -> None:
         """Begin the stream anew: what was taken last has not arrived, or there is another reader.
 
-        With `is_paused` it has no captures until the next call: to define all that they need would be in vain.
+        With `is_paused` it has no captures until the next call: definitions of what they need would be lost as well.
         """
         self._is_paused = is_paused
         self._writer.restart()
