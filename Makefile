@@ -61,10 +61,10 @@ $(VENV)/bin/python:
 
 # The test set holds the demo's, so a machine that has it needs no second installation for the demo.
 $(VENV)/.ready-demo: $(BUILD) | $(VENV)/bin/python
-	@if [ -e $(VENV)/.ready-test ]; then set -x; $(PIP) install --quiet --editable '.[test,test-fleet]' && touch $(VENV)/.ready-test; \
+	@if [ -e $(VENV)/.ready-test ]; then set -x; $(PIP) install --quiet --editable '.[test-once]' && touch $(VENV)/.ready-test; \
 	else set -x; $(PIP) install --quiet --editable '.[demo]'; fi
 	@touch $@
 
 $(VENV)/.ready-test: $(BUILD) | $(VENV)/bin/python
-	$(PIP) install --quiet --editable '.[test,test-fleet]'
+	$(PIP) install --quiet --editable '.[test-once]'
 	@touch $@ $(VENV)/.ready-demo
