@@ -59,15 +59,10 @@ typedef struct {
     Identity *identity; /* owned, or NULL */
 } asked_span;
 
-/* Find what to show of a span: a new reference, or NULL. Return false after Python code has run: the current context
- * may be another one now. */
-static bool find_identity(const publisher_config *config, PyObject *span, asked_span *asked, Identity **identity,
-                          bool *cacheable)
+/* Have Python code identify a span once: a new reference, or NULL. Return false after it has run: the current context
+ * may be another one now. An exception may be pending before, none afterwards. */
+static COLD bool identify(const publisher_config *config, PyObject *span, asked_span *asked, Identity **identity)
 {
-    if (span == NULL || spans_cached_identity(config, span, identity) == FOUND) {
-        return true;
-    }
-    *cacheable = false;
     if (PyErr_Occurred()) {
         discard_exception();
     }
@@ -113,7 +108,10 @@ static bool try_publish(bool is_switch, asked_span *asked)
     unsigned install_count = publisher.install_count;
     PyObject *span = spans_find(config, context);
     bool cacheable = is_switch && is_cacheable(config, context, span);
-    is_found = find_identity(config, span, asked, &identity, &cacheable);
+    if (span != NULL && spans_cached_identity(config, span, &identity) != FOUND) {
+        cacheable = false;
+        is_found = identify(config, span, asked, &identity);
+    }
     if (is_found && hooks_is_active()) {
         show_context(config, identity, variables, cacheable, install_count);
     }

@@ -66,7 +66,7 @@ static bool are_ids_valid(const encoded_span *ids)
 
 /* Read the ids of a span from its SpanContext. MISSING: remote or invalid. UNKNOWN: not such a span. Leaves no
  * exception. */
-static lookup_result read_span_context(PyObject *span, encoded_span *ids)
+static COLD lookup_result read_span_context(PyObject *span, encoded_span *ids)
 {
     lookup_result result = UNKNOWN;
     PyObject *context = NULL;
