@@ -103,13 +103,14 @@ def _wait_table(waits: list[tuple[WaitPlace, int]], rows: int) -> Table:
 
 
 def _task_table(profiles: Profiles, rows: int) -> Table:
-    table = tables.table("waited in", "time", "share", "tasks", "awaits", "at")
+    table = tables.table("waited in", "for", "time", "share", "tasks", "awaits", "at")
     ranked, duration_ns = _rank_task_waits(profiles), max(profiles.last_ns - profiles.first_ns, 1)
     whole = sum(waits.wait_ns for _, waits in ranked)
     for place, waits in ranked[:rows]:
         time, share = tables.duration(waits.wait_ns), tables.percent(waits.wait_ns, whole)
         number = f"{waits.wait_ns / duration_ns:,.1f}"
-        table.add_row(place.function, time, share, number, place.awaits, tables.place(place.file, place.line))
+        at = tables.place(place.file, place.line)
+        table.add_row(place.function, place.kind, time, share, number, place.awaits, at)
     return table
 
 

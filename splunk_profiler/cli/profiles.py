@@ -110,12 +110,18 @@ class LoopBlocks:
 
 
 class TaskPlace(NamedTuple):
-    """A line of the application in which tasks wait, and the function that it calls; empty if it is the innermost."""
+    """A line of the application in which tasks wait.
+
+    Attributes:
+        awaits: the innermost function that it calls; empty if that is itself.
+        kind: the kind of lock-like thing that they wait for; empty for anything else.
+    """
 
     function: str
     file: str
     line: int
     awaits: str
+    kind: str
 
 
 @dataclass(slots=True)
@@ -194,7 +200,7 @@ class Profiles:
     def _add_task_waits(self, aggregate: Aggregate) -> None:
         nearest, leaf = aggregate.nearest, aggregate.stack[0]
         awaits = "" if nearest is leaf else leaf.function
-        place = TaskPlace(nearest.function, nearest.file, nearest.line, awaits)
+        place = TaskPlace(nearest.function, nearest.file, nearest.line, awaits, aggregate.labels.get("wait.kind", ""))
         waits = self.task_waits.setdefault(place, TaskWaits())
         waits.count += aggregate.tasks
         waits.wait_ns += aggregate.task_wait

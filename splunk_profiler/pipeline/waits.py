@@ -55,14 +55,26 @@ _KINDS = {
     ("redis.asyncio.connection.BlockingConnectionPool", "get_connection"): "pool",
     ("pymongo.pool.Pool", "_get_conn"): "pool",
     ("pymongo.synchronous.pool.Pool", "_get_conn"): "pool",
+    ("pymongo.asynchronous.pool.Pool", "_get_conn"): "pool",
+    ("asyncpg.pool.Pool", "_acquire"): "pool",
+    ("asyncpg.pool.Pool._acquire.<locals>", "_acquire_impl"): "pool",  # in a task of its own if there is a time limit
+    ("aiomysql.pool.Pool", "_acquire"): "pool",
+    ("aiopg.pool.Pool", "_acquire"): "pool",
+    ("dbutils.pooled_db.PooledDB", "connection"): "pool",
     ("urllib3.connectionpool.HTTPConnectionPool", "_get_conn"): "pool",
+}
+# SQLAlchemy's pool waits for a queue of asyncio. Its frames are in a greenlet, and what that awaits is here.
+_GREENLETS = {
+    ("sqlalchemy.util._concurrency_py3k", "greenlet_spawn"),
+    ("sqlalchemy.util.concurrency", "greenlet_spawn"),
 }
 # Between the frames of a primitive and those of one that uses it.
 _MODULES = (
     *("threading", "queue", "concurrent.futures", "multiprocessing.synchronize", "multiprocessing.queues"),
-    *("asyncio.locks", "asyncio.queues", "asyncio.mixins", "sqlalchemy", "psycopg_pool"),
+    *("asyncio.locks", "asyncio.queues", "asyncio.mixins", "asyncio.tasks", "sqlalchemy", "psycopg_pool"),
     *("redis.connection", "redis.asyncio.connection", "pymongo.pool", "pymongo.synchronous.pool"),
-    "urllib3.connectionpool",
+    *("pymongo.asynchronous.pool", "pymongo.lock", "asyncpg.pool", "asyncpg.compat", "asyncpg._asyncio_compat"),
+    *("aiomysql.pool", "aiopg.pool", "dbutils.pooled_db", "urllib3.connectionpool"),
 )
 _CALL_KINDS = {"with": "lock", "acquire": "lock", "get": "queue"}  # of `Frame.call`
 _BOOTSTRAP_FUNCTIONS = {"_bootstrap", "_bootstrap_inner", "run", "_context_run"}
@@ -85,7 +97,7 @@ def find_wait(places: Sequence[tuple[str, str]], leaf_call: str = "") -> Wait | 
     for place in places:
         if not _is_primitive(place[0]) or (depth and place[1] in _BOOTSTRAP_FUNCTIONS):
             break
-        kind = _KINDS.get(place, kind)
+        kind = "pool" if kind == "queue" and place in _GREENLETS else _KINDS.get(place, kind)
         depth += 1
     if not kind:
         return _wait_in_c(places, leaf_call)

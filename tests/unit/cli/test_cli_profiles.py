@@ -198,22 +198,23 @@ def test_functions_that_blocked_the_loop_are_listed_by_their_time(tmp_path: Path
 
 
 def test_waiting_tasks_are_listed_by_the_line_of_the_application(tmp_path: Path) -> None:
-    def waiting(*frames: Frame, count: int, seconds: int) -> Aggregate:
-        labels = (("thread.state", "waiting task"),)
+    def waiting(*frames: Frame, count: int, seconds: int, kind: str = "") -> Aggregate:
+        labels = (("thread.state", "waiting task"), *((("wait.kind", kind),) if kind else ()))
         return Aggregate(Stack(frames, truncated=False), labels, 0, 0, 0, TASK_KIND, count, seconds * SECOND)
 
     waits = (
-        waiting(WAIT, GET, RANK, count=20, seconds=20),
-        waiting(WAIT, RANK, SEARCH, count=10, seconds=10),
+        waiting(WAIT, GET, RANK, count=20, seconds=20, kind="queue"),
+        waiting(WAIT, RANK, SEARCH, count=10, seconds=10, kind="queue"),
         waiting(SEARCH, count=9, seconds=10),
     )
     analysis = saved(tmp_path, *bodies(replace(profile(aggregate(SEARCH), *waits), kinds=(TASK_KIND,))))
     assert [line.split() for line in section(drawn(analysis), "Waiting tasks, by the nearest line")] == [
-        ["shop.pricing.rank", "30.00", "s", "75", "%", "3.0", "threading.Condition.wait", "pricing.py:9"],
+        ["shop.pricing.rank", "queue", "30.00", "s", "75", "%", "3.0", "threading.Condition.wait", "pricing.py:9"],
         ["shop.app.search", "10.00", "s", "25", "%", "1.0", "app.py:4"],
     ]
     (first, _) = to_dict(analysis, tmp_path)["profiles"]["task_waits"]
     assert (first["function"], first["line"], first["awaits"]) == ("shop.pricing.rank", 9, "threading.Condition.wait")
+    assert first["kind"] == "queue"
     assert (first["count"], first["wait_ns"]) == (30, 30 * SECOND)
     assert analysis.profiles.samples == 10, "their time is no time of threads"
 

@@ -42,6 +42,36 @@ def places(*calls: str) -> list[tuple[str, str]]:
             "pool",
             7,
         ),
+        (
+            [
+                *("asyncio.queues.Queue:get", "asyncpg.pool.Pool._acquire.<locals>:_acquire_impl"),
+                *("asyncio.tasks:wait_for", "asyncpg.compat:wait_for", "asyncpg.pool.Pool:_acquire"),
+                *("asyncpg.pool.PoolAcquireContext:__aenter__", *SHOP),
+            ],
+            "pool",
+            6,
+        ),
+        (["asyncio.queues.Queue:get", "asyncpg.pool.Pool._acquire.<locals>:_acquire_impl"], "pool", 1),
+        (
+            [
+                *("asyncio.queues.Queue:get", "asyncio.tasks:wait_for", "sqlalchemy.util.concurrency:greenlet_spawn"),
+                *("sqlalchemy.ext.asyncio.engine.AsyncConnection:start", *SHOP),
+            ],
+            "pool",
+            4,
+        ),
+        (["asyncio.locks.Lock:acquire", "sqlalchemy.util._concurrency_py3k:greenlet_spawn", *SHOP], "lock", 2),
+        (["asyncio.locks.Condition:wait", "aiomysql.pool.Pool:_acquire", *SHOP], "pool", 2),
+        (
+            [
+                *("asyncio.locks.Condition:wait", "asyncio.tasks:wait_for", "pymongo.lock:_async_cond_wait"),
+                *("pymongo.asynchronous.pool.Pool:_get_conn", *SHOP),
+            ],
+            "pool",
+            4,
+        ),
+        ([CONDITION, "pymongo.lock:_cond_wait", "pymongo.synchronous.pool.Pool:_get_conn", *SHOP], "pool", 3),
+        ([CONDITION, "dbutils.pooled_db.PooledDB:_wait_lock", "dbutils.pooled_db.PooledDB:connection"], "pool", 2),
         (["asyncio.locks.Lock:acquire", "asyncio.locks.Lock:__aenter__", *SHOP], "lock", 2),
         ([CONDITION, "queue.Queue:get", "shop:worker", *BOOTSTRAP], "idle", 2),
         ([CONDITION, "queue.Queue:get", "shop:next_item", "shop:worker", *BOOTSTRAP], "queue", 2),
@@ -58,7 +88,11 @@ def test_find_wait_has_the_outermost_primitive_and_its_caller(calls: list[str], 
 
 
 @pytest.mark.parametrize(
-    "calls", [SHOP, ["selectors.EpollSelector:select", *SHOP], ["threading.Condition:notify", *SHOP], []]
+    "calls",
+    [
+        *(SHOP, ["selectors.EpollSelector:select", *SHOP], ["threading.Condition:notify", *SHOP], []),
+        *(["asyncio.tasks:sleep", *SHOP], ["sqlalchemy.util.concurrency:greenlet_spawn", *SHOP]),
+    ],
 )
 def test_find_wait_knows_nothing_of_other_waits(calls: list[str]) -> None:
     assert find_wait(places(*calls)) is None
