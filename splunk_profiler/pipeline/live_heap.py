@@ -1,6 +1,6 @@
 """The live heap: sampled allocations whose memory is still in use, as samples at the end of each profile.
 
-One thread runs all of it. Imports the model only.
+One thread runs all of it. Imports the model, and the logger.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from splunk_profiler.model import DataType, Event, EventKind, Sample, ValueType
+from splunk_profiler.system.guard import logger
 
 LIVE_HEAP = EventKind(
     "live heap", ValueType("inuse_objects", "count"), ValueType("inuse_space", "bytes"), DataType.ALLOCATION
@@ -29,16 +30,27 @@ class _Block(NamedTuple):
 
 
 class LiveHeap:
-    """The sampled blocks that are in use, oldest first."""
+    """The sampled blocks that are in use, oldest first.
+
+    Attributes:
+        evicted_count: blocks that had to go because there were too many; the log says so once.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
+        self.evicted_count = 0
 
     def add(self, live_id: int, sample: Sample, event: Event, instant_ns: int) -> None:
         """Add the block of a sampled allocation."""
         if len(self._blocks) >= _MAX_BLOCKS:
-            del self._blocks[next(iter(self._blocks))]
+            self._evict_oldest()
         self._blocks[live_id] = _Block(sample, event, instant_ns)
+
+    def _evict_oldest(self) -> None:
+        del self._blocks[next(iter(self._blocks))]
+        self.evicted_count += 1
+        if self.evicted_count == 1:
+            logger.warning("more than %d sampled blocks of memory are in use: profiles lack the oldest", _MAX_BLOCKS)
 
     def end(self, live_ids: Iterable[int]) -> None:
         """Remove blocks that are no longer in use."""

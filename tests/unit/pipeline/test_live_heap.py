@@ -39,7 +39,7 @@ def sizes(heap: LiveHeap) -> list[int]:
     return [each.event.amount for each in heap.samples(0) if each.event is not None]
 
 
-def test_blocks_that_have_ended_or_are_too_many_are_not_in_use() -> None:
+def test_blocks_that_have_ended_or_are_too_many_are_not_in_use(caplog: pytest.LogCaptureFixture) -> None:
     heap = LiveHeap()
     for live_id in (1, 2, 3):
         add(heap, live_id, live_id)
@@ -48,6 +48,8 @@ def test_blocks_that_have_ended_or_are_too_many_are_not_in_use() -> None:
     for live_id in range(10, 10 + MAX_BLOCKS):
         add(heap, live_id, live_id)
     assert sizes(heap) == list(range(10, 10 + MAX_BLOCKS))
+    assert heap.evicted_count == 2
+    assert len(caplog.messages) == 1
     heap.clear()
     assert sizes(heap) == []
 
