@@ -47,11 +47,12 @@ function mark() {
   const text = state.get("q") || "";
   const found = (each) => share(each.find(text), each.frames[0]?.total);
   const among = isSandwich() ? `${found(callers)} of callers, ${found(graph)} of callees` : found(graph);
-  byId("found").textContent = text ? `${among} found` : "";
+  say(byId("found"), text ? `${among} found` : "");
 }
 
 function describe(one, frame) {
   const at = byId("frame");
+  at.ariaLive = document.activeElement === one.canvas ? "polite" : "off"; // new data changes it as well
   at.textContent = "";
   const shown = frame ?? one.zoomed;
   if (!shown) return;

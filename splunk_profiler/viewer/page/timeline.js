@@ -75,6 +75,7 @@ function drawAxis(count) {
 function fillPeriod() {
   const since = marked ? bucketStart(marked[0]) : state.get("since") || overview.since;
   const until = marked ? bucketStart(marked[1] + 1) : state.get("until") || overview.until;
+  byId("period").ariaLive = marked || !isWhole() ? "polite" : "off"; // the whole grows by itself
   say(byId("period"), overview.values.length ? period(since, until) : "");
   byId("whole").hidden = isWhole() || Boolean(saved);
 }

@@ -94,6 +94,7 @@ def test_keys_move_through_the_graph(page: Page, address: str) -> None:
         page.press(key)
     assert page.value("graph.zoomed.name") == "threading.Condition.wait"
     assert page.value("getComputedStyle(graph.scroller).outlineStyle") == "solid"  # its own is cut off
+    assert page.value("byId('frame').ariaLive") == "polite"
     assert "threading.Condition.wait 2.00 min" in shown(page, "#frame")
 
 
@@ -337,6 +338,7 @@ def test_the_timeline_can_be_used_with_keys(page: Page, address: str) -> None:
     page.value("byId('timeline').focus()")
     page.press("ArrowRight")
     assert shown(page, "#period") == page.value("period(bucketStart(1), bucketStart(2))")
+    assert page.value("byId('period').ariaLive") == "polite"
     act(page, "byId('timeline').dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' }))")
     assert shown(page, "#total") == "3.00 s"
     act(page, "byId('timeline').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape' }))")
