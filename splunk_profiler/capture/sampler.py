@@ -18,7 +18,7 @@ from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent, Worker
 
 _DRAIN_TIMEOUT_NS = 500_000_000
-_MIN_DRAIN_INTERVAL_S = 0.1
+_MIN_DRAIN_INTERVAL_S = 0.05
 _MAX_CAPTURE_COST_NS = 2_000_000  # longer ones were interrupted: this is wall time, not CPU time
 
 
@@ -40,8 +40,8 @@ class Sampler:
     """The two threads that run a ticker and handle its snapshots; `stop` stops the ticker for good.
 
     The worker's thread calls `handle` with each snapshot, in order, and `on_drained` after some of
-    them, at least twice a second. It drains the ring ten times a second at most: beside busy threads, it
-    waits for the GIL each time.
+    them, at least twice a second. It drains the ring twenty times a second at most: beside busy threads,
+    it waits for the GIL each time.
 
     The limit stretches both `periods` in the same ratio, because the same threads pay for both.
     """

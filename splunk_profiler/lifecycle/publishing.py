@@ -32,7 +32,7 @@ class Publishing:
     """One run of publishing, from start to stop; a forked child continues it.
 
     Args:
-        is_audited_by_sampling: True if sampling calls `audit` at every snapshot; else our thread does, once a second.
+        is_audited_by_sampling: True if sampling calls `audit`, once a second at most; else our thread does.
 
     Attributes:
         publisher, correlator: no fork may interrupt what they do.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from splunk_profiler.lifecycle.local_export import LocalExport
 
 _FIRST_SEND_S = 0.5  # for the exporter process to be ready when the first samples come
+_AUDIT_S = 1.0  # between two audits of what is published: beside busy threads, each waits for the GIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class PublishingCalls:
     """The calls with which publishing serves sampling. The defaults are for a process that publishes nothing.
 
     Attributes:
-        audit: compares what threads publish; called after snapshots of all threads, on the worker's thread; never
-            raises.
+        audit: compares what threads publish; called after snapshots of all threads, once a second at most, on
+            the worker's thread; never raises.
         enrich_resource: adds to a resource what host profilers have sent.
         local_root_of: returns the id of a span's local root if it is published, else None.
     """
@@ -101,6 +102,7 @@ class Sampling:
         self._auxiliary_guard = Guard("recording what goes with snapshots")
         self._output_guard = Guard("exporting in this process")
         self._is_audit_due = self._is_ended = self._has_sent = False
+        self._next_audit_s = 0.0
         self._sends_from_s = inf  # the end of a wait for samples
         self._has_warned_of_limit = False
 
@@ -301,8 +303,8 @@ class Sampling:
         self._recorder.start(settings)
 
     def _record_auxiliary(self) -> None:
-        if self._is_audit_due:
-            self._is_audit_due = False
+        if self._is_audit_due and time.monotonic() >= self._next_audit_s:
+            self._is_audit_due, self._next_audit_s = False, time.monotonic() + _AUDIT_S
             self._publishing.audit()
         self._recorder.renamed_threads()
         for event in self._events.drain():

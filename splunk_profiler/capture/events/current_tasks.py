@@ -1,7 +1,7 @@
 """The names of the asyncio tasks that run: a callback that blocks its event loop gets the name of its task.
 
-Asked for on the sampling worker's thread when it drains the ticker: ten times a second at most, and at least twice. A
-task that ends in that instant may be freed there.
+Asked for on the sampling worker's thread when it drains the ticker: twenty times a second at most, and at least twice.
+A task that ends in that instant may be freed there.
 """
 
 from __future__ import annotations
