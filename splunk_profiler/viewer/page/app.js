@@ -153,14 +153,15 @@ async function showAll(question) {
     document.body.dataset.ready = "1";
     return true;
   }
-  // What is above of what moves it, so that they come together; and at first all does.
+  // Parts that move what is below them come together, and at first all do, also if one of them fails.
   const shown = Promise.all([askShown(), askGone(), view() === "trace" ? askTrace() : null]);
+  const facets = ask("facets");
   const parts = [
     [shown, fillShown],
-    [Promise.all([ask("facets"), shown]), ([facets]) => fillFacets(facets)],
+    [Promise.allSettled([shown, facets]).then(() => facets), fillFacets],
     [ask("timeline", new URLSearchParams({ facet: state.get("by") || "service" })), fillTimeline],
   ];
-  if (!document.body.dataset.ready) await Promise.all(parts.map(([answer]) => answer));
+  if (!document.body.dataset.ready) await Promise.allSettled(parts.map(([answer]) => answer));
   document.body.dataset.ready = "1";
   await Promise.all(parts.map(async ([answer, fill]) => {
     const content = await answer;
@@ -286,7 +287,7 @@ function listen() {
     button.addEventListener("click", () => { set({ sort: button.dataset.sort }); show(); });
   }
   for (const button of document.querySelectorAll("[data-view]")) {
-    button.addEventListener("click", () => { set({ view: button.dataset.view, ...UNZOOMED }); show(); });
+    button.addEventListener("click", () => { set({ view: button.dataset.view, gone: "", ...UNZOOMED }); show(); });
   }
   addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.target.matches("input:not([type=checkbox]), select")) return;

@@ -146,6 +146,14 @@ def test_a_server_that_ended_is_said(page: Page, tmp_path: Path) -> None:
     page.problems.clear()
 
 
+def test_one_answer_that_fails_leaves_the_others_on_the_page(page: Page, address: str) -> None:
+    page.open(f"{address}#compare=colour", until=FAILED)
+    assert "there is no comparison by colour" in shown(page, "#problem")
+    assert "POST /checkout" in shown(page, "#facets")
+    assert "shop" in shown(page, "#legend")
+    page.problems.clear()  # the browser itself logs the status
+
+
 class Proxy(BaseHTTPRequestHandler):
     """Has the files of the page, and does not reach its server."""
 
