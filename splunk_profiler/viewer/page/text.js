@@ -5,7 +5,9 @@ const byId = (id) => document.getElementById(id);
 const saved = byId("saved") ? JSON.parse(byId("saved").textContent) : null;
 const NAMES = Object.assign(Object.create(null), {
   cpu: "CPU time", wall: "wall time", samples: "samples", gc: "garbage collection", alloc_space: "allocated",
-  alloc_objects: "allocations", inuse_space: "memory in use", inuse_objects: "objects in use",
+  alloc_samples: "allocations", inuse_space: "memory in use", inuse_objects: "objects in use",
+  collections: "collections of garbage", exceptions: "exceptions", tasks: "waiting tasks", task_wait: "waits of tasks",
+  loop_blocks: "blocks of event loops", loop_blocked: "event loops blocked",
 });
 const FACETS = {
   service: "service", version: "version", process: "process", endpoint: "endpoint", span: "span name", thread: "thread", code: "whose code",

@@ -46,6 +46,10 @@ def test_each_link_saves_the_selection(page: Page, address: str, tmp_path: Path)
     assert folded == "uvicorn.server.Server.serve;billing.pay 60000000000\n"
     speedscope = json.loads(page.save("[data-format=speedscope]", tmp_path).read_text("utf-8"))
     assert speedscope["profiles"][0]["endValue"] == 60_000_000_000
+    page.open(f"{address}#view=inverted&{RANK}&compare=share&b.f.state=waiting")
+    cut = page.save("[data-format=folded]", tmp_path).read_text("utf-8").split(" ")[0]
+    assert cut == "uvicorn.server.Server.serve;shop.app.search;shop.ranking.rank"
+    assert page.save("[data-baseline]", tmp_path).name == "baseline.pprof"
 
 
 # Names, and own and total time in ns to the digits that are shown.

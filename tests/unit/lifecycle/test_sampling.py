@@ -76,7 +76,7 @@ def test_end_that_is_lost_is_sent_again() -> None:
     assert isinstance(output.items[-1], CaptureEnded)
 
 
-def test_stream_is_not_written_while_the_output_is_full_and_losses_are_counted() -> None:
+def test_full_output_gets_no_stream_and_losses_are_counted() -> None:
     output = _FullOutput()
     sampling = _start_sampling(output)
     assert output.refused_often.wait(30)

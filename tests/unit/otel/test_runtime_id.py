@@ -145,7 +145,7 @@ def test_a_forked_child_replaces_what_was_ours_and_nothing_else() -> None:
     assert service.carried() == SHOP
 
 
-def test_instance_id_of_the_application_is_not_settled_before_the_sdks_hook() -> None:
+def test_own_instance_id_is_not_settled_before_the_hook_of_the_sdk() -> None:
     service, parent = Service({**SHOP, INSTANCE_ID: "of the parent"}), RuntimeId.new()
     parents = ResourceTagger(parent, on_spans=False)
     parents.resource(service.provider.resource)
