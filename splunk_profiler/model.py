@@ -26,7 +26,7 @@ class Frame:
         file: source file as the code object names it (``co_filename``), or ``unknown``.
         line: line of the call or of the running instruction, 1-based; None where CPython has none.
         first_line: first line of the function's definition, 1-based; 0 if not known.
-        call: ``with``, ``acquire`` or ``get`` where it may wait for a lock or queue that has no frame; else empty.
+        call: ``with``, ``acquire``, ``get``, ``run_forever`` or ``run_until_complete`` if that may have no frame.
     """
 
     namespace: str

@@ -57,10 +57,15 @@ def _loaded_method(code: CodeType, instructions: bytes, lasti: int) -> str:
         at -= 2
     if at < 0 or opname[instructions[at]] not in _LOADS_METHOD:
         return ""
+    name = loaded_name(code, instructions, at)
+    return name if name in _METHODS else ""
+
+
+def loaded_name(code: CodeType, instructions: bytes, at: int) -> str:
+    """Return the name of the attribute or method that the instruction at byte `at` loads."""
     index = instructions[at + 1]
     if at >= 2 and opname[instructions[at - 2]] == "EXTENDED_ARG":
         index |= instructions[at - 1] << 8
     if sys.version_info >= (3, 12):
         index >>= 1  # the lowest bit says that it loads a method
-    name = code.co_names[index] if index < len(code.co_names) else ""
-    return name if name in _METHODS else ""
+    return code.co_names[index] if index < len(code.co_names) else ""

@@ -1,8 +1,8 @@
 """Code objects to frames: namespace, function, file and line.
 
 Pure apart from the cache of each `Symbolizer`; runs on the sampling worker's thread. Imports only
-the model, `lock_calls` and `printable`. Reads objects of the application without running its code: no attribute
-access may reach a property or a `__getattr__`.
+the model, `lock_calls`, `loop_calls` and `printable`. Reads objects of the application without running
+its code: no attribute access may reach a property or a `__getattr__`.
 
 Specification: Splunk profiling conventions, "Call Stack Format".
 """
@@ -17,6 +17,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from splunk_profiler.capture.lock_calls import lock_call
+from splunk_profiler.capture.loop_calls import loop_call
 from splunk_profiler.model import Frame
 from splunk_profiler.system.printable import printable
 
@@ -35,7 +36,7 @@ class Symbolizer:
     def frame(self, code: CodeType, lasti: int, module_globals: dict[str, Any]) -> Frame:
         """Return the frame of `code` at byte offset `lasti` with these globals; -1 means "not started".
 
-        Locations of one line share a frame, apart from those that may wait for a lock.
+        Locations of one line share a frame, apart from those that may wait for a lock or run an event loop.
         """
         module = dict.get(module_globals, "__name__")
         if type(module) is not str or not module:
@@ -43,7 +44,8 @@ class Symbolizer:
         scope, _, function = self._qualified_name(code, module, module_globals).rpartition(".")
         namespace = f"{module}.{scope}" if scope else module
         file, line, first_line = code.co_filename or UNKNOWN, _line_number(code, lasti), max(code.co_firstlineno, 0)
-        names = (printable(namespace), printable(function), printable(file), line, first_line, lock_call(code, lasti))
+        call = lock_call(code, lasti) or loop_call(code, lasti)
+        names = (printable(namespace), printable(function), printable(file), line, first_line, call)
         cached = self._frames.get(names)
         if cached is None:
             if len(self._frames) >= _MAX_CACHED_FRAMES:

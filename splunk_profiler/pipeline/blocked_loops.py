@@ -20,7 +20,8 @@ LOOP_BLOCKED = EventKind(
 _MAX_UNREPORTED_NS = 1_000_000_000  # a loop may be blocked for ever
 _MAX_STACKS = 64
 _HANDLE = ("asyncio.events.Handle", "_run")
-# The functions whose callee is a loop; where that is uvloop, which has no frames, their callee is a callback.
+# The functions whose callee is a loop, as is that of a frame that calls one of `_LOOP_FUNCTIONS`; where that is uvloop,
+# which has no frames, their callee is a callback.
 _RUNNERS = {
     ("asyncio.runners.Runner", "run"),
     ("asyncio.runners", "run"),
@@ -37,7 +38,7 @@ def is_in_callback(stack: Stack) -> bool:
     if any((frame.namespace, frame.function) == _HANDLE for frame in stack.frames):
         return True
     return any(
-        (caller.namespace, caller.function) in _RUNNERS
+        ((caller.namespace, caller.function) in _RUNNERS or caller.call in _LOOP_FUNCTIONS)
         and callee.function not in _LOOP_FUNCTIONS
         and (callee.function == "wrapper" or not callee.namespace.startswith(_RUNNER_NAMESPACES))
         for callee, caller in pairwise(stack.frames)
