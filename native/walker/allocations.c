@@ -5,7 +5,7 @@
  * then right on average for any mix of sizes.
  *
  * A sample is taken inside an allocation of the application. There no object is made, none ends, no Python code runs,
- * and no lock is taken.
+ * and no lock is taken but that of the C library's malloc.
  */
 #include "py_compat.h"
 
