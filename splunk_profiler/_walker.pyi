@@ -82,6 +82,27 @@ class Ticker(Generic[_Frame, _Stack]):
         on, the frames of the task that awaits it follow. Reads all tasks in one hold of the GIL and runs no code of
         the application. Keeps at most 512 frames.
         """
+    def reads_locks(self, entered: object, kinds: tuple[type, type, type, CodeType], /) -> bool:
+        """Return True if `entered` is found as what the innermost ``with`` of the calling frame has entered, or enters.
+
+        Of an RLock, that the calling thread holds it, too. If not, this was built for another patch release of CPython,
+        or for 3.10: call neither of the next two. `kinds` are the types of `threading`'s ``Lock()`` and ``RLock()``,
+        ``Condition``, and the code of its ``wait``.
+        """
+    def entered_places(self) -> list[tuple[CodeType, int]]:
+        """Return code and offset of the two newest frames of each other thread that may enter a ``with`` block now.
+
+        The bytecode has to tell: `capture.lock_calls.lock_call`. At most 256.
+        """
+    def capture_lock_holders(
+        self, places: list[tuple[CodeType, int]], kinds: tuple[type, type, type, CodeType], /
+    ) -> list[tuple[RawThread, int]]:
+        """Capture the threads that hold a lock for which others wait at one of the `places`, and how many of these.
+
+        Finds the holder of a lock that is held by a ``with`` block, and of any RLock, of at most 64 locks. A lock of
+        `Condition` counts as what the condition stands on. Every place must enter a block. Reads all threads in one
+        hold of the GIL and runs no code of the application.
+        """
     def on_raise(self, code: CodeType, offset: int, exception: BaseException, /) -> None:
         """Record a raised exception, for the event RAISE of `sys.monitoring`. Never raises, runs no Python code.
 

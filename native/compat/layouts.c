@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 /* The kernel reads 8 bytes of mask before it checks the operation, which is invalid here: nothing changes. */
-static bool is_readable(const void *memory, size_t size)
+bool layouts_is_readable(const void *memory, size_t size)
 {
     return memory != NULL && !(syscall(SYS_rt_sigprocmask, ~0, memory, NULL, 8) != 0 && errno == EFAULT)
            && !(syscall(SYS_rt_sigprocmask, ~0, (const char *)memory + size - 8, NULL, 8) != 0 && errno == EFAULT);
@@ -62,7 +62,7 @@ static bool thread_agrees(PyInterpreterState *interp, PyThreadState *self)
 static bool gil_agrees(PyInterpreterState *interp, PyThreadState *self)
 {
     const struct _gil_runtime_state *gil = compat_gil(interp);
-    return is_readable(gil, sizeof(*gil)) && compat_gil_holder(interp) == self
+    return layouts_is_readable(gil, sizeof(*gil)) && compat_gil_holder(interp) == self
            && compat_is_only_interpreter(PyInterpreterState_Head());
 }
 
@@ -131,7 +131,7 @@ static bool frame_agrees(compat_frame *frame, PyFrameObject *object)
     PyCodeObject *code = PyFrame_GetCode(object);
     PyObject *globals = PyObject_GetAttrString((PyObject *)object, "f_globals");
     PyObject *lasti = PyObject_GetAttrString((PyObject *)object, "f_lasti");
-    bool result = lasti != NULL && is_readable(frame, sizeof(*frame)) && code == compat_frame_code(frame)
+    bool result = lasti != NULL && layouts_is_readable(frame, sizeof(*frame)) && code == compat_frame_code(frame)
                   && globals == compat_frame_globals(frame) && PyLong_AsLong(lasti) == compat_frame_offset(frame);
     Py_XDECREF(lasti);
     Py_XDECREF(globals);
@@ -144,11 +144,11 @@ static bool frames_agree(PyThreadState *self)
     PyFrameObject *top = PyThreadState_GetFrame(self);
     PyFrameObject *caller = top == NULL ? NULL : PyFrame_GetBack(top);
     compat_frame *const *slot = compat_frame_slot(self);
-    compat_frame *frame = is_readable(slot, sizeof(*slot)) ? *slot : NULL;
+    compat_frame *frame = layouts_is_readable(slot, sizeof(*slot)) ? *slot : NULL;
     bool result = top == NULL || frame_agrees(frame, top);
     if (result && caller != NULL) {
         compat_frame *previous = compat_frame_previous(frame);
-        result = is_readable(previous, sizeof(*previous)) && frame_agrees(compat_caller_frame(frame), caller);
+        result = layouts_is_readable(previous, sizeof(*previous)) && frame_agrees(compat_caller_frame(frame), caller);
     }
     Py_XDECREF(caller);
     Py_XDECREF(top);

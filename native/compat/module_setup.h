@@ -5,9 +5,14 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdbool.h>
+
 /* layouts.c: check that the running CPython has the layouts of the one that this was compiled for. Return 0, or -1
  * with an ImportError that names the difference. In the main interpreter. */
 __attribute__((visibility("hidden"))) int layouts_check(void);
+
+/* layouts.c: return true if the memory can be read. At least 8 bytes. Needs no GIL. */
+__attribute__((visibility("hidden"))) bool layouts_is_readable(const void *memory, size_t size);
 
 /* Check that this interpreter can have the module, and have `on_end` called when CPython clears the interpreter: the
  * last moment to touch its objects. `name` is the module's full name, a literal. Return 0, or -1 with an ImportError,

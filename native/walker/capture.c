@@ -6,7 +6,7 @@
  */
 #include "py_compat.h"
 
-#include "tasks.h"
+#include "ticker_state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +33,11 @@ raw_stack *stack_new(ticker_state *ticker, const raw_frame *frames, size_t depth
 static raw_stack *scratch_stack_new(ticker_state *ticker, const scratch_thread *thread)
 {
     return stack_new(ticker, ticker->scratch.frames + thread->first, thread->depth, thread->truncated);
+}
+
+raw_stack *scratch_stack(ticker_state *ticker, const scratch_thread *thread)
+{
+    return thread->unchanged_stack != NULL ? thread->unchanged_stack : scratch_stack_new(ticker, thread);
 }
 
 void stack_unref(ticker_state *ticker, raw_stack *stack)
@@ -172,8 +177,7 @@ static raw_snapshot *materialize_snapshot(ticker_state *ticker)
     *snapshot = (raw_snapshot){.count = 0};
     for (size_t i = 0; i < count; i++) {
         const scratch_thread *scratch = &ticker->scratch.threads[count - 1 - i];
-        raw_stack *stack =
-            scratch->unchanged_stack != NULL ? scratch->unchanged_stack : scratch_stack_new(ticker, scratch);
+        raw_stack *stack = scratch_stack(ticker, scratch);
         if (stack == NULL) {
             discard_snapshot(&ticker->ring, snapshot);
             return NULL;

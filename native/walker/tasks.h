@@ -17,11 +17,6 @@ typedef struct {
 /* walk.c: list the running loops; return their number, 0 without the head lock. */
 size_t walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS]);
 
-/* capture.c */
-raw_stack *stack_new(ticker_state *ticker, const raw_frame *frames, size_t depth, bool truncated); /* NULL: no memory */
-/* Fill `thread` from a scratch thread, with one more reference to `stack`. */
-void thread_materialize(ticker_state *ticker, const scratch_thread *scratch, raw_stack *stack, raw_thread *thread);
-
 /* tasks.c. Return true if this was built for the layouts of the running CPython: `loop` is found as the running loop of
  * the calling thread, and `generator` as suspended at this place. Only compares what it finds. */
 bool tasks_layouts_agree(ticker_state *ticker, PyObject *loop, PyObject *generator, PyObject *code, int offset);

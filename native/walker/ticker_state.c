@@ -34,7 +34,8 @@ static bool set_references(ticker_state *ticker, const ticker_arguments *given, 
 {
     static const char *const names[NAME_COUNT] = {
         "__name__", "_native_id",   "generation", "_context",
-        "cr_await", "gi_yieldfrom", "ag_await",   "__asyncio_running_event_loop__"};
+        "cr_await", "gi_yieldfrom", "ag_await",   "__asyncio_running_event_loop__",
+        "_lock"};
     for (int i = 0; i < NAME_COUNT; i++) {
         ticker->names[i] = PyUnicode_InternFromString(names[i]);
         if (ticker->names[i] == NULL) {

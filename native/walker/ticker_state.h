@@ -117,6 +117,7 @@ enum {
     NAME_GI_YIELDFROM,
     NAME_AG_AWAIT,
     NAME_RUNNING_LOOP,
+    NAME_LOCK,
     NAME_COUNT
 };
 
@@ -320,6 +321,10 @@ PyObject *read_attribute(PyObject *object, PyObject *name);
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder);
 /* False: `thread` is not set. A stack that is one of `recent` is shared. */
 bool capture_calling_thread(ticker_state *ticker, raw_thread *thread, recent_stacks *recent);
+raw_stack *stack_new(ticker_state *ticker, const raw_frame *frames, size_t depth, bool truncated); /* NULL: no memory */
+raw_stack *scratch_stack(ticker_state *ticker, const scratch_thread *thread); /* the unchanged one, or as stack_new */
+/* Fill `thread` from a scratch thread, with one more reference to `stack`. */
+void thread_materialize(ticker_state *ticker, const scratch_thread *scratch, raw_stack *stack, raw_thread *thread);
 void recent_stacks_clear(ticker_state *ticker, recent_stacks *recent); /* runs no Python code */
 void stack_unref(ticker_state *ticker, raw_stack *stack);              /* drop one reference; runs no Python code */
 

@@ -1,6 +1,7 @@
 /* The type splunk_profiler._walker.Ticker: parses arguments and returns values. Its contract is
  * splunk_profiler/_walker.pyi. */
 #include "exceptions.h"
+#include "lock_holders.h"
 #include "tasks.h"
 
 #include "allocations.h"
@@ -244,6 +245,21 @@ static PyObject *ticker_capture_tasks(Ticker *self, PyObject *args)
                          limit < 0 ? 0 : (size_t)limit);
 }
 
+static PyObject *ticker_reads_locks(Ticker *Py_UNUSED(self), PyObject *args)
+{
+    return locks_layouts_agree(args);
+}
+
+static PyObject *ticker_entered_places(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    return locks_entered_places(self->ticker_state);
+}
+
+static PyObject *ticker_capture_lock_holders(Ticker *self, PyObject *args)
+{
+    return locks_capture_holders(self->ticker_state, state_of((PyObject *)self), args);
+}
+
 /* Handle a RAISE event of sys.monitoring, with (code, offset, exception). An error would replace the exception. */
 static PyObject *ticker_on_raise(Ticker *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -337,6 +353,12 @@ static PyMethodDef ticker_methods[] = {
      "running_loops($self, /)\n--\n\nReturn the event loops that run."},
     {"capture_tasks", (PyCFunction)ticker_capture_tasks, METH_VARARGS,
      "capture_tasks($self, tasks, task_type, limit, /)\n--\n\nReturn the stacks of suspended tasks."},
+    {"reads_locks", (PyCFunction)ticker_reads_locks, METH_VARARGS,
+     "reads_locks($self, entered, kinds, /)\n--\n\nReturn True if locks can be read."},
+    {"entered_places", (PyCFunction)ticker_entered_places, METH_NOARGS,
+     "entered_places($self, /)\n--\n\nReturn places at which threads may enter a block."},
+    {"capture_lock_holders", (PyCFunction)ticker_capture_lock_holders, METH_VARARGS,
+     "capture_lock_holders($self, places, kinds, /)\n--\n\nReturn the threads that others wait for."},
     {"on_raise", (PyCFunction)(void (*)(void))ticker_on_raise, METH_FASTCALL,
      "on_raise($self, code, offset, exception, /)\n--\n\nRecord a raised exception; for sys.monitoring."},
     {"drain_exceptions", (PyCFunction)ticker_drain_exceptions, METH_NOARGS,

@@ -7,9 +7,11 @@
 #include "task_compat.h"
 
 #include "forks.h"
+#include "lock_holders.h"
 #include "tasks.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define MIN_THREADS 64
 #define MIN_FRAMES  4096
@@ -151,6 +153,24 @@ size_t walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS])
     return count;
 }
 
+size_t walk_tops(ticker_state *ticker, thread_top *tops, size_t capacity)
+{
+    size_t count = 0;
+    if (atomic_load(&ticker->loop.is_closed) || !compat_lock_head()) {
+        return 0;
+    }
+    const PyThreadState *self = PyThreadState_Get();
+    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL && count < capacity;
+         state = state->next) {
+        compat_frame *frame = state == self || is_lost_in_fork(state) ? NULL : compat_top_frame(state);
+        if (frame != NULL) {
+            tops[count++] = (thread_top){state->id, state->thread_id, frame};
+        }
+    }
+    compat_unlock_head();
+    return count;
+}
+
 static bool resize(void **memory, size_t count, size_t item_size)
 {
     void *resized = count > SIZE_MAX / item_size ? NULL : realloc(*memory, count * item_size);
@@ -203,18 +223,9 @@ static bool select_threads(ticker_state *ticker)
     }
 }
 
-bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder)
+/* `is_focused`: only the selected threads. */
+static bool walk_with_room(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder)
 {
-    if (is_focused) {
-        ticker->scratch.selected_count = 0;
-        if (!filter_is_empty(ticker) && !select_threads(ticker)) {
-            return false;
-        }
-        if (ticker->scratch.selected_count == 0) {
-            ticker->scratch.count = 0;
-            return true;
-        }
-    }
     for (;;) {
         if (!compat_lock_head()) {
             return false;
@@ -228,6 +239,33 @@ bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil
             return false;
         }
     }
+}
+
+bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder)
+{
+    if (is_focused) {
+        ticker->scratch.selected_count = 0;
+        if (!filter_is_empty(ticker) && !select_threads(ticker)) {
+            return false;
+        }
+        if (ticker->scratch.selected_count == 0) {
+            ticker->scratch.count = 0;
+            return true;
+        }
+    }
+    return walk_with_room(ticker, is_focused, gil_holder);
+}
+
+bool walk_selected(ticker_state *ticker, const uint64_t *keys, size_t count)
+{
+    while (ticker->scratch.threads_capacity < count) {
+        if (!grow_threads(ticker)) {
+            return false;
+        }
+    }
+    memcpy(ticker->scratch.selected_keys, keys, count * sizeof(uint64_t));
+    ticker->scratch.selected_count = count;
+    return walk_with_room(ticker, true, NULL);
 }
 
 /* The calling thread's own state and frames cannot change meanwhile, so this needs no head lock. */

@@ -16,6 +16,8 @@ _EVENT_VALUES = {  # field of a sample → type and unit; a profile lacks those 
     "tasks": ("tasks", "count"),
     "task_wait_ns": ("task_wait", "nanoseconds"),
     "exceptions": ("exceptions", "count"),
+    "lock_waiters": ("lock_waiters", "count"),
+    "lock_delay_ns": ("lock_delay", "nanoseconds"),
     "loop_blocks": ("loop_blocks", "count"),
     "loop_blocked_ns": ("loop_blocked", "nanoseconds"),
 }
@@ -37,6 +39,8 @@ class ProfileSample:
     exceptions: int = 0
     loop_blocks: int = 0
     loop_blocked_ns: int = 0
+    lock_waiters: int = 0
+    lock_delay_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from splunk_profiler.capture.events.allocations import ALLOCATION_KIND, make_all
 from splunk_profiler.capture.events.current_tasks import make_current_task_source
 from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND, make_exception_source
 from splunk_profiler.capture.events.garbage_collections import GC_KIND, make_gc_source
+from splunk_profiler.capture.events.lock_holders import LOCK_KIND, make_lock_holder_source
 from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.events.waiting_tasks import TASK_KIND, make_task_source
 from splunk_profiler.capture.walker import Ticker
@@ -37,6 +38,7 @@ class RegisteredSource(NamedTuple):
 
 REGISTERED_SOURCES: tuple[RegisteredSource, ...] = (
     RegisteredSource(GC_KIND, make_gc_source),
+    RegisteredSource(LOCK_KIND, make_lock_holder_source),
     RegisteredSource(TASK_KIND, make_task_source, lambda config: config.max_tasks > 0),
     RegisteredSource(TASK_KIND, make_current_task_source, lambda _config: False),  # names of tasks, no events
     RegisteredSource(EXCEPTION_KIND, make_exception_source, lambda config: config.samples_exceptions),

@@ -101,3 +101,11 @@ def test_waits_for_locks_are_labelled_by_kind_and_idle_threads_apart(walker: str
         ("pool_0", "idle"),
     } <= long
     assert not {kind for name, kind in long if name == "enter"} - {"lock"}
+    held = [sample for sample in all_samples(profiles) if sample.labels.get("source.event.name") == "lock_held"]
+    if walker == "portable" or sys.version_info < (3, 11):
+        assert not held, "they do not know the holder"
+        return
+    assert all("__main__.wait_for_locks" in sample.functions for sample in held)
+    assert {sample.labels["thread.name"] for sample in held} == {"MainThread"}
+    assert 600_000_000 < sum(sample.lock_delay_ns for sample in held) < 1_500_000_000, "only one waits by `with`"
+    assert all(sample.count == sample.wall_ns == sample.cpu_ns == 0 < sample.lock_waiters for sample in held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from stream_feed import StreamedBuilder
 from splunk_profiler.capture import events
 from splunk_profiler.capture.events import EventSources, RegisteredSource, make_sources
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
+from splunk_profiler.capture.events.lock_holders import make_lock_holder_source
 from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
@@ -125,6 +127,13 @@ def test_added_kind_has_its_own_records_and_leaves_those_of_cpu_unchanged(
     kinds = [kind for kind in events.registered_kinds(Config()) if kind.data_type is DataType.CPU]
     values = [value.name for kind in kinds for value in (kind.count, kind.amount) if value is not None]
     assert types == ["samples", "wall", "cpu", *values]
+
+
+def test_lock_holders_are_found_by_the_native_walker_from_3_11_on(ticker: Ticker) -> None:
+    assert make_lock_holder_source(PROFILES, ticker, False) is None
+    is_native = choose_walker().name == "native"
+    has_source = make_lock_holder_source(PROFILES, ticker, is_native) is not None
+    assert has_source == (is_native and sys.version_info >= (3, 11))
 
 
 def test_events_of_another_data_type_alone_give_no_cpu_profile() -> None:

@@ -1,0 +1,109 @@
+"""Threads that hold locks for which others wait: the time that these wait, on the stack of the holder.
+
+The native walker finds the holder (`native/walker/lock_holders.c`). This module says which instructions enter `with`
+blocks, on the sampling worker's thread. It takes no lock of the application.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Condition, Lock, RLock
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from splunk_profiler.capture.events.source import EventSource
+from splunk_profiler.capture.lock_calls import lock_call
+from splunk_profiler.capture.walker import Ticker
+from splunk_profiler.config import Config
+from splunk_profiler.model import Event, EventKind, ValueType
+from splunk_profiler.raw import RawEvent
+from splunk_profiler.system.guard import logger
+
+if TYPE_CHECKING:
+    from splunk_profiler import _walker
+
+LOCK_KIND = EventKind(
+    "lock_held", count=ValueType("lock_waiters", "count"), amount=ValueType("lock_delay", "nanoseconds")
+)
+_COST_FACTOR = 200  # looking for holders takes a 200th of a processor at most
+
+LockKinds = tuple[type, type, type, CodeType]
+
+
+class LockHolderSource(EventSource):
+    """The source of threads for which others wait; each is an event with the time since it was looked for before."""
+
+    def __init__(
+        self,
+        ticker: _walker.Ticker[Any, Any],
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        cpu_ns: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self._ticker = ticker
+        self._now_ns = monotonic_ns
+        self._cpu_ns = cpu_ns  # a wait for a processor, or for the GIL, is no cost
+        self._kinds = lock_kinds()
+        self._is_recording = False
+        self._last_ns = self._due_ns = 0
+
+    def start(self) -> None:
+        """Start recording, if the walker reads locks right here."""
+        self._is_recording = reads_locks(self._ticker, self._kinds)
+        self._last_ns = self._due_ns = self._now_ns()
+        if not self._is_recording:
+            logger.warning("who holds a lock is not known: this build is for another release of CPython; reinstall")
+
+    def stop(self) -> None:
+        """Stop recording."""
+        self._is_recording = False
+
+    def drain(self) -> Sequence[RawEvent]:
+        """Return the threads that hold a lock for which others wait now, if they are due."""
+        began_ns = self._now_ns()
+        if not self._is_recording or began_ns < self._due_ns:
+            return ()
+        since_ns, self._last_ns = began_ns - self._last_ns, began_ns
+        used_ns = self._cpu_ns()
+        events = self._sample(since_ns)
+        self._due_ns = began_ns + _COST_FACTOR * (self._cpu_ns() - used_ns)
+        return events
+
+    def _sample(self, since_ns: int) -> Sequence[RawEvent]:
+        places = [place for place in self._ticker.entered_places() if lock_call(*place) == "with"]
+        if not places:
+            return ()
+        holders = self._ticker.capture_lock_holders(places, self._kinds)
+        time_ns = time.time_ns()
+        return [
+            RawEvent(time_ns, thread, Event(LOCK_KIND, (), waiting, waiting * since_ns)) for thread, waiting in holders
+        ]
+
+
+def make_lock_holder_source(_config: Config, ticker: Ticker, native: bool) -> LockHolderSource | None:
+    """Return the source; None without the native walker, and on CPython 3.10, whose frames do not tell."""
+    if not native or sys.version_info < (3, 11):
+        return None
+    native_ticker: Any = ticker
+    return LockHolderSource(native_ticker)
+
+
+def lock_kinds() -> LockKinds:
+    """Return what tells the locks of `threading`: their types, and the code of what releases one inside its block."""
+    return type(Lock()), type(RLock()), Condition, Condition.wait.__code__
+
+
+def reads_locks(ticker: _walker.Ticker[Any, Any], kinds: LockKinds) -> bool:
+    """Return True if the walker finds what a frame has entered, or enters, as a trial on the calling thread shows."""
+    lock, rlock, found = Lock(), RLock(), []
+    entered: Any = type("Entered", (), {"__exit__": lambda *_: None})()
+    type(entered).__enter__ = staticmethod(partial(ticker.reads_locks, entered, kinds))  # called by this frame's `with`
+    with entered as is_right:
+        found.append(is_right)
+    with lock:
+        found.append(ticker.reads_locks(lock, kinds))
+        with rlock:
+            found.append(ticker.reads_locks(rlock, kinds))
+    return all(found)
