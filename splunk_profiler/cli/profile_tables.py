@@ -15,6 +15,8 @@ from splunk_profiler.cli.profiles import (
     VALUES,
     EndpointTimes,
     FunctionTimes,
+    HoldPlace,
+    LockHolds,
     LoopBlocker,
     LoopBlocks,
     Profiles,
@@ -40,6 +42,8 @@ def draw(console: Terminal, profiles: Profiles, *, top: int, endpoints: int) -> 
         tables.print_section(console, title, _table(profiles, value, top, endpoints))
     if waits := _contended(profiles):
         tables.print_section(console, "Waits for locks and the like", _wait_table(waits, 3 * top))
+    if profiles.lock_holds:
+        tables.print_section(console, "Held a lock that others waited for", _hold_table(profiles, 3 * top))
     if profiles.task_waits:
         tables.print_section(console, "Waiting tasks, by the nearest line of your code", _task_table(profiles, 3 * top))
     if profiles.loop_blocks:
@@ -62,6 +66,7 @@ def to_dict(profiles: Profiles) -> dict[str, Any]:
         "loop_blocks": [{**blocker._asdict(), **asdict(blocks)} for blocker, blocks in _rank_loop_blocks(profiles)],
         "task_waits": [{**place._asdict(), **asdict(waits)} for place, waits in _rank_task_waits(profiles)],
         "waits": [{**place._asdict(), "wall_ns": wall_ns} for place, wall_ns in profiles.waits.most_common()],
+        "lock_holds": [{**place._asdict(), **asdict(holds)} for place, holds in _rank_lock_holds(profiles)],
         "records_by_period_ms": {str(period): count for period, count in profiles.periods_ms.items()},
         **_times_to_dict("", profiles.spent),
         "endpoints": {
@@ -87,6 +92,10 @@ def _rank_task_waits(profiles: Profiles) -> list[tuple[TaskPlace, TaskWaits]]:
     return sorted(profiles.task_waits.items(), key=lambda item: -item[1].wait_ns)
 
 
+def _rank_lock_holds(profiles: Profiles) -> list[tuple[HoldPlace, LockHolds]]:
+    return sorted(profiles.lock_holds.items(), key=lambda item: -item[1].delay_ns)
+
+
 def _contended(profiles: Profiles) -> list[tuple[WaitPlace, int]]:
     """Return the waits, longest first, without those for work."""
     return [item for item in profiles.waits.most_common() if item[0].kind != IDLE]
@@ -99,6 +108,16 @@ def _wait_table(waits: list[tuple[WaitPlace, int]], rows: int) -> Table:
         caller = "" if place.caller == place.function else place.caller
         time, share = tables.duration(wall_ns), tables.percent(wall_ns, whole)
         table.add_row(place.function, f"{place.line}", place.kind, time, share, caller)
+    return table
+
+
+def _hold_table(profiles: Profiles, rows: int) -> Table:
+    table = tables.table("held by", "others waited", "share", "inside", "at")
+    ranked = _rank_lock_holds(profiles)
+    whole = sum(holds.delay_ns for _, holds in ranked)
+    for place, holds in ranked[:rows]:
+        time, share = tables.duration(holds.delay_ns), tables.percent(holds.delay_ns, whole)
+        table.add_row(place.function, time, share, place.inside, tables.place(place.file, place.line))
     return table
 
 

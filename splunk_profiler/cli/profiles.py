@@ -132,6 +132,23 @@ class TaskWaits:
     wait_ns: int = 0
 
 
+class HoldPlace(NamedTuple):
+    """The application's nearest line of a thread that held a lock, and the innermost function; empty if it is there."""
+
+    function: str
+    file: str
+    line: int
+    inside: str
+
+
+@dataclass(slots=True)
+class LockHolds:
+    """The threads that waited for a lock that one place held: their number at each look, added up, and their time."""
+
+    waiters: int = 0
+    delay_ns: int = 0
+
+
 @dataclass(slots=True)
 class Profiles:
     """The sums of profiles.
@@ -147,6 +164,7 @@ class Profiles:
         task_waits: waiting tasks, by place: those that its captures stand for, and their time.
         exceptions: numbers of raised exceptions, by type and place: the line of the application nearest to the leaf.
         waits: wall time of waits for locks and the like.
+        lock_holds: waits for locks by the place of the thread that held them, as far as it is known.
     """
 
     records: int = 0
@@ -162,6 +180,7 @@ class Profiles:
     task_waits: dict[TaskPlace, TaskWaits] = field(default_factory=dict)
     exceptions: Counter[tuple[str, Place]] = field(default_factory=Counter)
     waits: Counter[WaitPlace] = field(default_factory=Counter)
+    lock_holds: dict[HoldPlace, LockHolds] = field(default_factory=dict)
 
     def add(self, body: str, service: str) -> None:
         """Add the profile that is the body of a log record.
@@ -190,6 +209,8 @@ class Profiles:
                 self.exceptions[each.labels.get("exception.type", ""), each.nearest] += each.exceptions
             elif each.stack and each.task_wait:
                 self._add_task_waits(each)
+            elif each.stack and each.lock_delay:
+                self._add_lock_holds(each)
             else:
                 self.samples += each.samples
                 self.spent.add(each.cpu, each.wall)
@@ -204,6 +225,13 @@ class Profiles:
         waits = self.task_waits.setdefault(place, TaskWaits())
         waits.count += aggregate.tasks
         waits.wait_ns += aggregate.task_wait
+
+    def _add_lock_holds(self, aggregate: Aggregate) -> None:
+        nearest, leaf = aggregate.nearest, aggregate.stack[0]
+        place = HoldPlace(nearest.function, nearest.file, nearest.line, "" if nearest is leaf else leaf.function)
+        holds = self.lock_holds.setdefault(place, LockHolds())
+        holds.waiters += aggregate.lock_waiters
+        holds.delay_ns += aggregate.lock_delay
 
     def _add_loop_blocks(self, aggregate: Aggregate, endpoint: str) -> None:
         blocker = LoopBlocker(aggregate.nearest.function, endpoint, aggregate.labels.get("task.name", ""))

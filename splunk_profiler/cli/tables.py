@@ -33,7 +33,7 @@ def table(first: str, *others: str) -> Table:
     created = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold dim")
     created.add_column(first, overflow="fold", max_width=66)
     for title in others:
-        is_text = title in ("", "at", "of", "called by", "most often", "task", "awaits")
+        is_text = title in ("", "at", "of", "called by", "most often", "task", "awaits", "inside")
         created.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     return created
 

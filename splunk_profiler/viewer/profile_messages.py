@@ -67,6 +67,8 @@ class Aggregate(NamedTuple):
     exceptions: int
     tasks: int
     task_wait: int
+    lock_waiters: int
+    lock_delay: int
 
     @property
     def nearest(self) -> Place:
@@ -107,7 +109,7 @@ def iter_aggregates(message: Any) -> Iterator[Aggregate]:
     texts = list(message.string_table)
     kinds = [texts[each.type] for each in message.sample_type]
     value_at = [kinds.index(kind) for kind in ("samples", "cpu", "wall")]
-    event_kinds = ("loop_blocks", "loop_blocked", "exceptions", "tasks", "task_wait")
+    event_kinds = ("loop_blocks", "loop_blocked", "exceptions", "tasks", "task_wait", "lock_waiters", "lock_delay")
     event_at = [kinds.index(kind) if kind in kinds else None for kind in event_kinds]
     places = read_places(message)
     for sample in message.sample:

@@ -17,6 +17,7 @@ from profile_factory import large_profile, message, origin_in_shop, small_profil
 
 from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
+from splunk_profiler.capture.events.lock_holders import LOCK_KIND
 from splunk_profiler.capture.events.waiting_tasks import TASK_KIND
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
@@ -233,6 +234,26 @@ def test_waits_for_locks_are_listed_without_those_for_work(tmp_path: Path) -> No
     ]
     (idle, _, _) = to_dict(analysis, tmp_path)["profiles"]["waits"]
     assert (idle["kind"], idle["wall_ns"]) == ("idle", 9 * SECOND)
+
+
+def test_holders_of_locks_are_listed_by_the_line_of_the_application(tmp_path: Path) -> None:
+    def held(*frames: Frame, waiters: int, seconds: int) -> Aggregate:
+        return Aggregate(Stack(frames, truncated=False), (), 0, 0, 0, LOCK_KIND, waiters, seconds * SECOND)
+
+    holds = (
+        held(WAIT, GET, RANK, SEARCH, waiters=6, seconds=2),
+        held(WAIT, RANK, waiters=3, seconds=1),
+        held(SEARCH, waiters=2, seconds=1),
+    )
+    analysis = saved(tmp_path, *bodies(replace(profile(aggregate(SEARCH), *holds), kinds=(LOCK_KIND,))))
+    assert [line.split() for line in section(drawn(analysis), "Held a lock that others waited for")] == [
+        ["shop.pricing.rank", "3.00", "s", "75", "%", "threading.Condition.wait", "pricing.py:9"],
+        ["shop.app.search", "1.00", "s", "25", "%", "app.py:4"],
+    ]
+    (first, _) = to_dict(analysis, tmp_path)["profiles"]["lock_holds"]
+    assert (first["function"], first["line"], first["inside"]) == ("shop.pricing.rank", 9, "threading.Condition.wait")
+    assert (first["waiters"], first["delay_ns"]) == (9, 3 * SECOND)
+    assert analysis.profiles.samples == 10, "their time is no time of the holder"
 
 
 def packed(content: bytes) -> str:
