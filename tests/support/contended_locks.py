@@ -15,7 +15,7 @@ from walker_factory import blocked_thread
 from splunk_profiler.capture.events.lock_holders import lock_kinds
 from splunk_profiler.capture.lock_calls import lock_call
 
-KINDS = lock_kinds()
+KINDS: Any = lock_kinds()
 
 
 def entering(ticker: Any) -> list[tuple[CodeType, int]]:

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -27,6 +28,7 @@ _CHILD_TIMEOUT_S = 60.0
 _TRACER = trace.get_tracer("storm")
 turns: Counter[str] = Counter()
 kept: list[object] = []
+_LOCKS = (threading.Lock(), threading.RLock(), threading.Condition(threading.Lock()))
 
 
 class _Finalised:
@@ -67,6 +69,17 @@ def collect(chance: random.Random) -> None:
     for _ in range(20):
         _Finalised()
     gc.collect(chance.randrange(3))
+
+
+def contend(chance: random.Random) -> None:
+    """Hold locks for which others wait, and raise out of their blocks."""
+    with suppress(ValueError), _LOCKS[0]:
+        for lock in chance.choices(_LOCKS[1:], k=chance.randrange(3)):
+            with lock:
+                time.sleep(chance.random() / 100)
+        with _LOCKS[1], _LOCKS[2]:
+            raise_errors(chance)
+            raise ValueError
 
 
 def run_threads(chance: random.Random) -> None:
@@ -145,7 +158,7 @@ def main(seconds: float) -> None:
     threading.excepthook = lambda args: failures.append(args.exc_value)
     assert splunk_profiler.start()
     until_s = time.monotonic() + seconds
-    works = (allocate, raise_errors, collect, run_threads, run_tasks, fork, restart)
+    works = (allocate, raise_errors, collect, contend, contend, contend, run_threads, run_tasks, fork, restart)
     threads = [threading.Thread(target=repeat, args=(work, until_s, seed)) for seed, work in enumerate(works)]
     for thread in threads:
         thread.start()

@@ -39,13 +39,14 @@ class LockHolderSource(EventSource):
     def __init__(
         self,
         ticker: _walker.Ticker[Any, Any],
+        kinds: LockKinds,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._ticker = ticker
         self._now_ns = monotonic_ns
         self._cpu_ns = cpu_ns  # a wait for a processor, or for the GIL, is no cost
-        self._kinds = lock_kinds()
+        self._kinds = kinds
         self._is_recording = False
         self._last_ns = self._due_ns = 0
 
@@ -84,15 +85,22 @@ class LockHolderSource(EventSource):
 
 def make_lock_holder_source(_config: Config, ticker: Ticker, native: bool) -> LockHolderSource | None:
     """Return the source; None without the native walker, and on CPython 3.10, whose frames do not tell."""
-    if not native or sys.version_info < (3, 11):
+    kinds = lock_kinds()
+    if not native or kinds is None or sys.version_info < (3, 11):
         return None
     native_ticker: Any = ticker
-    return LockHolderSource(native_ticker)
+    return LockHolderSource(native_ticker, kinds)
 
 
-def lock_kinds() -> LockKinds:
-    """Return what tells the locks of `threading`: their types, and the code of what releases one inside its block."""
-    return type(Lock()), type(RLock()), Condition, Condition.wait.__code__
+def lock_kinds() -> LockKinds | None:
+    """Return what tells the locks of `threading`: their types, and the code of what releases one inside its block.
+
+    None where another library (gevent) has put its own in their places.
+    """
+    lock, rlock, wait_code = type(Lock()), type(RLock()), getattr(Condition.wait, "__code__", None)
+    if (lock.__module__, rlock.__module__) != ("_thread", "_thread") or not isinstance(wait_code, CodeType):
+        return None
+    return lock, rlock, Condition, wait_code
 
 
 def reads_locks(ticker: _walker.Ticker[Any, Any], kinds: LockKinds) -> bool:

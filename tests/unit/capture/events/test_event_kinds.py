@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from threading import _RLock
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from profile_schema import decode
 from stream_feed import StreamedBuilder
 
 from splunk_profiler.capture import events
-from splunk_profiler.capture.events import EventSources, RegisteredSource, make_sources
+from splunk_profiler.capture.events import EventSources, RegisteredSource, lock_holders, make_sources
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.capture.events.lock_holders import make_lock_holder_source
 from splunk_profiler.capture.events.source import EventSource
@@ -134,6 +135,13 @@ def test_lock_holders_are_found_by_the_native_walker_from_3_11_on(ticker: Ticker
     is_native = choose_walker().name == "native"
     has_source = make_lock_holder_source(PROFILES, ticker, is_native) is not None
     assert has_source == (is_native and sys.version_info >= (3, 11))
+
+
+def test_lock_holders_are_not_looked_for_where_locks_are_of_another_library(
+    ticker: Ticker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_holders, "RLock", _RLock)
+    assert make_lock_holder_source(PROFILES, ticker, True) is None
 
 
 def test_events_of_another_data_type_alone_give_no_cpu_profile() -> None:

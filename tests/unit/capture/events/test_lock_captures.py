@@ -351,7 +351,7 @@ def test_holders_are_inside_of_blocks_while_threads_come_and_go(ticker: Any) -> 
 
 def test_source_gives_the_time_of_all_that_wait_to_the_holder(ticker: Any) -> None:
     now_ns, used_ns, lock = [0], [0], Lock()
-    source = LockHolderSource(ticker, lambda: now_ns[0], lambda: used_ns[0])
+    source = LockHolderSource(ticker, KINDS, lambda: now_ns[0], lambda: used_ns[0])
     source.start()
     with contended(partial(hold, lock), lock, lock):
         holding(ticker, 2)
