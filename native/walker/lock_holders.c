@@ -309,12 +309,12 @@ static bool see_place(lock_search *Py_UNUSED(search), compat_frame *frame, void 
     }
     for (size_t i = 0; i < places->count; i++) {
         if (places->codes[i] == (PyObject *)code && places->offsets[i] == offset) {
-            return true;
+            return false;
         }
     }
     places->codes[places->count] = Py_NewRef(code); /* before an allocation, which may run Python code */
     places->offsets[places->count++] = offset;
-    return true;
+    return false; /* this place may be no block's, and the next one may be */
 }
 
 PyObject *locks_entered_places(ticker_state *ticker)
