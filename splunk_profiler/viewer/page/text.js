@@ -8,6 +8,7 @@ const NAMES = Object.assign(Object.create(null), {
   alloc_samples: "allocations", inuse_space: "memory in use", inuse_objects: "objects in use",
   collections: "collections of garbage", exceptions: "exceptions", tasks: "waiting tasks", task_wait: "waits of tasks",
   loop_blocks: "blocks of event loops", loop_blocked: "event loops blocked",
+  lock_waiters: "waits for a lock", lock_delay: "locks held while others wait",
 });
 const FACETS = {
   service: "service", version: "version", process: "process", endpoint: "endpoint", span: "span name", thread: "thread", code: "whose code",
