@@ -137,7 +137,7 @@ def test_lock_holders_are_found_by_the_native_walker_from_3_11_on(ticker: Ticker
     assert has_source == (is_native and sys.version_info >= (3, 11))
 
 
-def test_lock_holders_are_not_looked_for_where_locks_are_of_another_library(
+def test_lock_holders_are_not_looked_for_among_locks_of_other_libraries(
     ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock_holders, "RLock", _RLock)

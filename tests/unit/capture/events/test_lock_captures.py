@@ -222,7 +222,7 @@ def test_generator_holds_a_lock_while_it_runs(ticker: Any) -> None:
         assert holding(ticker, 1)[0][-6:-4] == ["wait", "numbers"]
 
 
-def test_coroutine_holds_a_lock_while_it_runs_and_locks_of_asyncio_do_no_harm(ticker: Any) -> None:
+def test_coroutine_holds_a_lock_and_locks_of_asyncio_do_no_harm(ticker: Any) -> None:
     lock = Lock()
 
     async def work(wait: Callable[[], object]) -> None:
