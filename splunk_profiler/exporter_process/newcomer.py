@@ -19,7 +19,9 @@ from splunk_profiler.exporter_process.transport import (
     read_peer,
 )
 
-MAX_PROOF_S = 10.0  # a host sends it with its next data; beside many busy threads that takes some seconds
+# A host sends it with its next data, and waits as long for an answer the second time: beside many busy processes both
+# ends may have no processor for seconds.
+MAX_PROOF_S = 60.0
 
 
 class Newcomer:
