@@ -56,7 +56,8 @@ def test_callback_that_blocks_its_loop_is_an_event_with_stack_and_span(loop: str
     assert {sample.labels["endpoint"] for sample in blocked} == {"GET /report"}
     assert sum(sample.loop_blocks for sample in blocked) == 4
     assert {sample.labels.get("task.name") for sample in blocked} == {"serve", "nightly report"}
-    assert 0.7 * ledger["ns"] < sum(sample.loop_blocked_ns for sample in blocked) <= ledger["ns"]
+    late_ns = 4 * 10_000_000  # a first capture that was late stands for its deadline, an interval before at most
+    assert 0.7 * ledger["ns"] < sum(sample.loop_blocked_ns for sample in blocked) <= ledger["ns"] + late_ns
     assert all(sample.count == sample.wall_ns == sample.cpu_ns == 0 for sample in samples)
     others_ns = sum(sample.loop_blocked_ns for sample in samples if sample not in blocked)
     assert others_ns < 500_000_000, "short steps of one task keep the loop busy, but do not block it"
