@@ -148,12 +148,14 @@ class ResourceTagger:
                 self._installer = SpanStartInstaller(self._on_start)
                 self._installer.attach(provider._active_span_processor)
             return
-        provider._resource = self._tagged
         current_tracers = list(tracers.values())
-        for tracer in current_tracers:
-            if tracer.resource is self._original_resource:
-                tracer.resource = self._tagged
+        for tracer in current_tracers:  # all have the provider's resource, or had it before a fork within this loop
+            tracer.resource = self._tagged
         self._tagged_tracer_count = len(current_tracers)
+        # Last: once the provider has the id, the spans of all its tracers have it. Not if the SDK's hook in a forked
+        # child has renewed the resource meanwhile: the next call sees to that.
+        if provider._resource is resource:
+            provider._resource = self._tagged
 
     def _untag_provider(self) -> None:
         provider, tagged, self._provider = self._provider, self._tagged, None

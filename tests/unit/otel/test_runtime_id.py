@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -115,6 +116,49 @@ def test_a_tracer_that_was_being_made_meanwhile_gets_it_at_the_next_sample() -> 
     late.resource = service.resource
     identified.attach(service.provider)
     assert attributes(late.start_span("work"))[RUNTIME_ID] == identity.value
+
+
+def _while_tagging(service: Service, act: Callable[[], None]) -> None:
+    """Have `act` run when the resource of the service's tracer is about to be replaced."""
+
+    class Watched(type(service.tracer)):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "resource":
+                act()
+            super().__setattr__(name, value)
+
+    service.tracer.__class__ = Watched
+
+
+def test_once_the_provider_says_the_id_spans_of_all_its_tracers_have_it() -> None:
+    service, seen = Service(), []
+    _while_tagging(service, lambda: seen.append(service.provider.resource))
+    ResourceTagger(RuntimeId.new(), on_spans=True).attach(service.provider)
+    assert seen == [service.resource]
+
+
+def test_resource_that_the_sdk_renews_meanwhile_in_a_forked_child_is_kept() -> None:
+    service, identity = Service(), RuntimeId.new()
+    renewed = service.resource.merge(Resource({INSTANCE_ID: "the SDK's"}))
+    _while_tagging(service, lambda: setattr(service.provider, "_resource", renewed))
+    identified = ResourceTagger(identity, on_spans=True)
+    identified.attach(service.provider)
+    assert service.provider.resource is renewed
+    service.tracer.__class__ = type(service.provider.get_tracer("new"))
+    identified.attach(service.provider)
+    for tracer in ("old", "new"):
+        assert service.carried(tracer) == {**SHOP, RUNTIME_ID: identity.value, INSTANCE_ID: "the SDK's"}
+
+
+def test_fork_within_the_tagging_of_a_parent_leaves_no_tracer_untagged() -> None:
+    service, parent = Service(), RuntimeId.new()
+    service.provider.get_tracer("not reached")
+    ResourceTagger(parent, on_spans=True).attach(service.provider)
+    vars(service.provider)["_resource"] = service.resource
+    child = parent.new_for_child()
+    ResourceTagger(child, on_spans=True).attach(service.provider)
+    for tracer in ("old", "not reached"):
+        assert service.carried(tracer)[RUNTIME_ID] == child.value
 
 
 def test_provider_that_replaces_another_carries_the_id_and_the_other_not() -> None:
