@@ -102,19 +102,22 @@ class Aggregator:
             if self._take_idle_repeats is not None:
                 for repeat in self._take_idle_repeats():
                     window.repeat(repeat)
-            self._add_live(window)
+            self._add_live(window, now_ns)
         self._send(window)
 
-    def flush_if_due(self) -> None:
-        """Deliver a period that is over although no snapshot has ended it; start no other unless memory is in use."""
+    def flush_if_due(self, now_ns: int) -> None:
+        """Deliver a period that is over at the instant `now_ns` although no snapshot has ended it.
+
+        Another one is started only where memory in use is counted.
+        """
         with self._lock:
-            window, now_ns = self._window, self._now_ns()
+            window = self._window
             if window is None or now_ns - window.began_ns < self._interval_ns:
                 return
             self._window = None
             if self._live_samples is not None:
                 self._start_window(window.time_ns + now_ns - window.began_ns, now_ns, window.period_ns)
-                self._add_live(window)
+                self._add_live(window, now_ns)
         self._send(window)
 
     def close(self, unattributed: Iterable[UnattributedTime]) -> None:
@@ -127,15 +130,15 @@ class Aggregator:
             if (undistributed_ns := self._shares.undistributed_ns()) > 0:
                 window.add_unattributed(UnattributedTime(UnattributedReason.UNSAMPLED, 0, undistributed_ns))
             window.drop_excess()
-            self._add_live(window)
             window.ended_ns = self._now_ns()
+            self._add_live(window, window.ended_ns)
             self._send(window)
 
-    def _add_live(self, window: Window) -> None:
+    def _add_live(self, window: Window, now_ns: int) -> None:
         if self._live_samples is not None:  # with bounds of its own: the window may be full
             live = Window(self._bounds, window.time_ns, window.began_ns, window.period_ns, CpuShares())
-            window.ended_ns = self._now_ns()
-            live.add_snapshot(Snapshot(0, 0, tuple(self._live_samples())), window.ended_ns)
+            window.ended_ns = now_ns
+            live.add_snapshot(Snapshot(0, 0, tuple(self._live_samples())), now_ns)
             window.live = live
             window.dropped_labels += live.dropped_labels
 

@@ -28,7 +28,7 @@ class SnapshotSource(Protocol):
     """The answers that snapshots do not have."""
 
     def now_ns(self) -> int:
-        """Return the current instant on a monotonic clock, as snapshots have it."""
+        """Return the instant of the last snapshot or event, on a monotonic clock."""
 
     def new_endpoint(self, local_root_id: int, /) -> str:
         """Return the last name that a local root got after its first samples; empty if it still has the first one."""
@@ -46,8 +46,8 @@ class RecordPipeline(Protocol):
     def take(self, snapshot: Snapshot) -> None:
         """Consume a snapshot; returns at once, whatever state the receiver is in."""
 
-    def flush_if_due(self) -> None:
-        """Deliver profiles that are due without a snapshot; call it at least once a second."""
+    def flush_if_due(self, now_ns: int) -> None:
+        """Deliver profiles that are due without a snapshot at the instant `now_ns`; call it at least once a second."""
 
     def begin(self, time_ns: int, period_ns: int) -> None:
         """Start the first period, at the time of the baseline snapshot (`time_ns` since the epoch)."""
@@ -67,7 +67,7 @@ class SamplePipeline:
         pseudo_stacks = UNATTRIBUTED_STACKS.values()
         self._deliver(tuple(one for one in snapshot.samples if one.thread.stack not in pseudo_stacks))
 
-    def flush_if_due(self) -> None:
+    def flush_if_due(self, now_ns: int) -> None:
         """Do nothing."""
 
     def begin(self, time_ns: int, period_ns: int) -> None:
@@ -105,10 +105,10 @@ class ProfilePipeline:
         else:
             self._continuous.take(snapshot)
 
-    def flush_if_due(self) -> None:
+    def flush_if_due(self, now_ns: int) -> None:
         """Deliver the profiles of selected traces and of allocations; there may be no more of these."""
-        self._traces.flush_if_due()
-        self._allocations.flush_if_due()
+        self._traces.flush_if_due(now_ns)
+        self._allocations.flush_if_due(now_ns)
 
     def begin(self, time_ns: int, period_ns: int) -> None:
         """Start the first period of the profiles of all threads."""

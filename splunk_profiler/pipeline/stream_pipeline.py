@@ -91,7 +91,7 @@ class StreamPipeline:
         self._records = make_records(self)
 
     def now_ns(self) -> int:
-        """Return the instant of the last capture, or of the last `tick`."""
+        """Return the instant of the last capture or event: it may be long ago where the stream is read late."""
         return self._now_ns
 
     def new_endpoint(self, local_root_id: int) -> str:
@@ -120,9 +120,11 @@ class StreamPipeline:
             raise
 
     def tick(self, now_ns: int) -> None:
-        """Queue what is due without a capture, at an instant on the boot-time clock; call it at least once a second."""
-        self._now_ns = max(self._now_ns, now_ns)
-        self._records.flush_if_due()
+        """Queue what is due without a capture, at an instant on the boot-time clock; call it at least once a second.
+
+        Captures from before that may still come.
+        """
+        self._records.flush_if_due(now_ns)
 
     def close(self, end: CaptureEnded | None = None) -> None:
         """Queue what is left after the last capture; the stream may have been cut off."""
@@ -139,11 +141,12 @@ class StreamPipeline:
     def take(self, item: Item) -> None:
         """Take what was read from the stream; never raises."""
         with self._guard.catching():
+            if isinstance(item, CapturedSnapshot | CapturedEvent | CaptureEnded):
+                self._now_ns = max(self._now_ns, item.instant_ns)
             self._take(item)
 
     def _take(self, item: Item) -> None:
         if isinstance(item, CapturedSnapshot):
-            self._now_ns = max(self._now_ns, item.instant_ns)
             self._take_snapshot(item)
         elif isinstance(item, CapturedEvent):
             self._add_events([item])
@@ -160,7 +163,6 @@ class StreamPipeline:
         elif isinstance(item, EndpointNamed):
             self._name_endpoint(item)
         elif isinstance(item, CaptureEnded):
-            self._now_ns = max(self._now_ns, item.instant_ns)
             self.close(item)
 
     def _close_gap(self, gap: ProcessStarted | CapturesLost) -> None:

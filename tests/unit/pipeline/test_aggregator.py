@@ -153,14 +153,14 @@ def test_samples_before_a_pause_are_sent_in_time_and_not_with_later_ones() -> No
     feed = Feed(interval_s=10, source=InstrumentationSource.SNAPSHOT)
     feed.tick(sample(seen()))
     feed.now_ns += 5 * SECOND_NS
-    feed.aggregator.flush_if_due()
+    feed.aggregator.flush_if_due(feed.now_ns)
     assert not feed.profiles
     feed.now_ns += 5 * SECOND_NS
-    feed.aggregator.flush_if_due()
+    feed.aggregator.flush_if_due(feed.now_ns)
     (profile,) = feed.profiles
     assert (profile.source, profile.duration_ns) == (InstrumentationSource.SNAPSHOT, SECOND_NS)
     feed.now_ns += 500 * SECOND_NS
-    feed.aggregator.flush_if_due()
+    feed.aggregator.flush_if_due(feed.now_ns)
     assert len(feed.profiles) == 1
     feed.tick(sample(seen()))
     later = feed.close()

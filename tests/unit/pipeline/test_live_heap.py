@@ -78,13 +78,13 @@ def test_each_period_has_what_is_in_use_at_its_end() -> None:
     aggregator.begin(1_000, 1)
     add(heap, 1, 100)
     aggregator.take(Snapshot(1_000, 0, (sample(Event(KIND, (), 2, 100)),)))
-    aggregator.flush_if_due()
+    aggregator.flush_if_due(0)
     assert profiles == []
     for now_ns[0] in (10, 25):
-        aggregator.flush_if_due()
+        aggregator.flush_if_due(now_ns[0])
     heap.end([1])
     now_ns[0] = 40
-    aggregator.flush_if_due()
+    aggregator.flush_if_due(40)
     aggregator.close(())
     found = [
         {one.kind.name: one.event_amount for one in profile.aggregates if one.kind is not None} for profile in profiles

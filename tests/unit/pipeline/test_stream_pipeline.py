@@ -240,17 +240,18 @@ def test_stream_that_cannot_be_read_leaves_what_came_before(recorded: Recorded) 
     assert [repr(one) for one in piped.records] == [repr(one) for one in expected]
 
 
-def test_clock_is_that_of_the_stream_and_of_the_ticks_and_never_goes_back(recorded: Recorded) -> None:
+def test_profile_of_a_stream_that_is_read_late_lasts_as_long_as_its_captures(recorded: Recorded) -> None:
+    captured = [
+        item for item in StreamReader().feed(recorded.data) if isinstance(item, CapturedSnapshot | CaptureEnded)
+    ]
     piped = Piped()
     assert piped.pipeline.now_ns() == 0
-    piped.pipeline.feed(b"".join(recorded.pieces[:3]))
-    last_ns = piped.pipeline.now_ns()
-    assert last_ns > 0
-    piped.pipeline.tick(last_ns - 1)
-    assert piped.pipeline.now_ns() == last_ns
-    piped.pipeline.tick(last_ns + 1)
-    assert piped.pipeline.now_ns() == last_ns + 1
-    piped.pipeline.close()
+    for piece in recorded.pieces:
+        piped.pipeline.tick(captured[-1].instant_ns + HOUR_NS)  # the time at which it is read
+        piped.pipeline.feed(piece)
+    assert piped.pipeline.now_ns() == captured[-1].instant_ns
+    (duration_ns,) = {one.duration_ns for one in piped.records if one.source is InstrumentationSource.CONTINUOUS}
+    assert duration_ns == captured[-1].instant_ns - captured[0].instant_ns
 
 
 def test_error_at_one_snapshot_does_not_end_the_stream(recorded: Recorded, caplog: pytest.LogCaptureFixture) -> None:
