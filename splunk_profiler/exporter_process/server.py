@@ -25,7 +25,7 @@ from splunk_profiler.exporter_process.transport import (
 )
 from splunk_profiler.system.guard import Guard
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024
 _MAX_UNREAD_BYTES = 256 * 1024  # of messages to a host that does not read them
 _TICK_S = 0.5
 _POLL_S = 0.02  # while a session is ending
@@ -131,8 +131,12 @@ class Server:
         self._listener.setblocking(False)
         self._make_session = make_session
         self._token = token
+        # Of the listener and newcomers: they are seen to between any two hosts, which may have much to say. A host that
+        # waits too long for an answer takes the name for a stranger's.
+        self._arrivals = selectors.EpollSelector()
+        self._arrivals.register(listener, selectors.EVENT_READ, self._accept)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._arrivals, selectors.EVENT_READ, lambda: None)
         self._guard = Guard("the exporter's server")
         self._connections: list[_Connection] = []
         self._newcomers: list[Newcomer] = []  # oldest first
@@ -146,6 +150,7 @@ class Server:
             while self._is_needed():
                 is_ending = any(connection.is_ending for connection in self._connections)
                 for key, _ in self._selector.select(_POLL_S if is_ending else _TICK_S):
+                    self._see_to_arrivals()
                     key.data()
                 if is_ending or time.monotonic() >= next_tick_s:
                     next_tick_s = time.monotonic() + _TICK_S
@@ -159,6 +164,10 @@ class Server:
         may_come = bool(self._newcomers) or not self._had_connection
         return may_come and time.monotonic() < self._alone_since_s + _MAX_ALONE_S
 
+    def _see_to_arrivals(self) -> None:
+        for key, _ in self._arrivals.select(0):
+            key.data()
+
     def _accept(self) -> None:
         try:
             for _ in range(MAX_CONNECTIONS):
@@ -166,7 +175,7 @@ class Server:
         except BlockingIOError:
             pass
         except OSError:  # no descriptor is free: the next tick listens again
-            self._selector.unregister(self._listener)
+            self._arrivals.unregister(self._listener)
 
     def _add(self, accepted: socket.socket) -> None:
         with self._guard.catching():
@@ -175,8 +184,9 @@ class Server:
             if newcomer.uid == os.geteuid() and self._has_room(newcomer):
                 if len(self._newcomers) == _MAX_NEWCOMERS:
                     self._dismiss(self._newcomers[0])
-                self._selector.register(accepted, selectors.EVENT_READ, lambda: self._greet(newcomer))
+                self._arrivals.register(accepted, selectors.EVENT_READ, lambda: self._greet(newcomer))
                 self._newcomers.append(newcomer)
+                self._greet(newcomer)  # its challenge may be there
                 return
         accepted.close()
 
@@ -208,7 +218,7 @@ class Server:
         newcomer.socket.close()
 
     def _forget(self, newcomer: Newcomer) -> None:
-        self._selector.unregister(newcomer.socket)
+        self._arrivals.unregister(newcomer.socket)
         self._newcomers.remove(newcomer)
 
     def _serve(self, connection: _Connection) -> None:
@@ -218,8 +228,8 @@ class Server:
             self._selector.unregister(connection.socket)
 
     def _tick(self) -> None:
-        if self._listener not in self._selector.get_map():
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if self._listener not in self._arrivals.get_map():
+            self._arrivals.register(self._listener, selectors.EVENT_READ, self._accept)
         for newcomer in [one for one in self._newcomers if one.is_late]:
             self._dismiss(newcomer)
         for connection in [*self._connections]:

@@ -12,9 +12,11 @@ from target_process import Target, profiling_settings
 
 
 @contextmanager
-def forking(receiver: Receiver, how: str, count: int, **settings: str) -> Iterator[tuple[Target, int]]:
+def forking(
+    receiver: Receiver, how: str, count: int, interval_ms: int = 10, **settings: str
+) -> Iterator[tuple[Target, int]]:
     """Yield a target that has sent its first records and waits for the command to fork, with its pid."""
-    env = profiling_settings(receiver.url, 10, OTEL_SERVICE_NAME="forking", **settings)
+    env = profiling_settings(receiver.url, interval_ms, OTEL_SERVICE_NAME="forking", **settings)
     with Target("forks.py", how, str(count), env=env) as target:
         pid = int(target.line("ready"))
         receiver.record(lambda record: record["resource"]["process.pid"] == pid)

@@ -13,8 +13,11 @@ _CHILDREN = 2
 
 @pytest.mark.parametrize("how", ["fork", "forkserver", "spawn"])
 def test_parent_and_short_lived_children_deliver_under_their_own_pids(how: str) -> None:
-    later = {"SPLUNK_PROFILER_EXPORT_INTERVAL": "3000"}  # than a child lives: it sends when it ends, or never
-    with Receiver() as receiver, forking(receiver, how, _CHILDREN, **later) as (target, pid):
+    later_ms = "3000"  # than a child lives: it sends when it ends, or never
+    with (
+        Receiver() as receiver,
+        forking(receiver, how, _CHILDREN, SPLUNK_PROFILER_EXPORT_INTERVAL=later_ms) as (target, pid),
+    ):
         target.tell("fork")
         assert target.json("statuses") == [0] * _CHILDREN, target.output
         for line in target.lines(_CHILDREN, "child"):
