@@ -240,7 +240,7 @@ def test_stream_that_cannot_be_read_leaves_what_came_before(recorded: Recorded) 
     assert [repr(one) for one in piped.records] == [repr(one) for one in expected]
 
 
-def test_profile_of_a_stream_that_is_read_late_lasts_as_long_as_its_captures(recorded: Recorded) -> None:
+def test_profile_of_a_stream_read_late_lasts_as_long_as_its_captures(recorded: Recorded) -> None:
     captured = [
         item for item in StreamReader().feed(recorded.data) if isinstance(item, CapturedSnapshot | CaptureEnded)
     ]
