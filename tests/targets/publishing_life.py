@@ -28,6 +28,7 @@ import splunk_profiler
 
 _STARTS = 15  # of each thread
 _WORKERS = 4
+_MAX_WRONG = 5
 
 trace.set_tracer_provider(TracerProvider(resource=Resource.create({"deployment.environment.name": "test"})))
 TRACER = trace.get_tracer("publishing")
@@ -123,17 +124,18 @@ def _threads(count: int) -> None:
 
     def work() -> None:
         memory = OwnMemory()
-        was_wrong = False
+        wrong_in_a_row = 0
         try:
             while not stopping.is_set():
                 with TRACER.start_as_current_span("work") as span, splunk_profiler.labels(route="/"):
                     record = memory.elastic()
                     if record is not None and record.present:
                         assert record.valid, record
-                        # A switch that has begun when publishing begins is not seen; the thread's next one is.
+                        # A switch that has begun when publishing begins is not seen; the thread's next one is, unless
+                        # publishing begins once more meanwhile.
                         is_wrong = record.span_id not in (span.get_span_context().span_id, 0)
-                        assert not (is_wrong and was_wrong), (record, span)
-                        was_wrong = is_wrong
+                        wrong_in_a_row = wrong_in_a_row + 1 if is_wrong else 0
+                        assert wrong_in_a_row < _MAX_WRONG, (record, span)
             splunk_profiler.stop()
             assert memory.elastic() is None
             assert memory.labels() is None
