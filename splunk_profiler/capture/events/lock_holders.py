@@ -14,7 +14,7 @@ from threading import Condition, Lock, RLock
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler.capture.events.source import EventSource
+from splunk_profiler.capture.events.source import PacedSource
 from splunk_profiler.capture.lock_calls import lock_call
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 LOCK_KIND = EventKind(
     "lock_held", count=ValueType("lock_waiters", "count"), amount=ValueType("lock_delay", "nanoseconds")
 )
-_COST_FACTOR = 200  # looking for holders takes a 200th of a processor at most
 
 LockKinds = tuple[type, type, type, CodeType]
 
 
-class LockHolderSource(EventSource):
+class LockHolderSource(PacedSource):
     """The source of threads for which others wait; each is an event with the time since it was looked for before."""
 
     def __init__(
@@ -43,36 +42,18 @@ class LockHolderSource(EventSource):
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
+        super().__init__(0, monotonic_ns, cpu_ns)
         self._ticker = ticker
-        self._now_ns = monotonic_ns
-        self._cpu_ns = cpu_ns  # a wait for a processor, or for the GIL, is no cost
         self._kinds = kinds
-        self._is_recording = False
-        self._last_ns = self._due_ns = 0
 
     def start(self) -> None:
         """Start recording, if the walker reads locks right here."""
+        super().start()
         self._is_recording = reads_locks(self._ticker, self._kinds)
-        self._last_ns = self._due_ns = self._now_ns()
         if not self._is_recording:
             logger.warning("who holds a lock is not known: this build is for another release of CPython; reinstall")
 
-    def stop(self) -> None:
-        """Stop recording."""
-        self._is_recording = False
-
-    def drain(self) -> Sequence[RawEvent]:
-        """Return the threads that hold a lock for which others wait now, if they are due."""
-        began_ns = self._now_ns()
-        if not self._is_recording or began_ns < self._due_ns:
-            return ()
-        since_ns, self._last_ns = began_ns - self._last_ns, began_ns
-        used_ns = self._cpu_ns()
-        events = self._sample(since_ns)
-        self._due_ns = began_ns + _COST_FACTOR * (self._cpu_ns() - used_ns)
-        return events
-
-    def _sample(self, since_ns: int) -> Sequence[RawEvent]:
+    def _look(self, since_ns: int) -> Sequence[RawEvent]:
         places = [place for place in self._ticker.entered_places() if lock_call(*place) == "with"]
         if not places:
             return ()

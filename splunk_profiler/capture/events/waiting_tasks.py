@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from splunk_profiler.capture.events.running_loops import RunningLoops, given_name
-from splunk_profiler.capture.events.source import EventSource
+from splunk_profiler.capture.events.source import PacedSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
@@ -28,10 +28,9 @@ TASK_KIND = EventKind("task", count=ValueType("tasks", "count"), amount=ValueTyp
 WAITING_LABELS = (("thread.state", "waiting task"),)
 _MIN_PERIOD_NS = 1_000_000_000
 _MAX_PROBED = 1024  # tasks of which the walker finds out if they wait
-_COST_FACTOR = 200  # choosing and capturing takes a 200th of a processor at most
 
 
-class TaskEventSource(EventSource):
+class TaskEventSource(PacedSource):
     """The source of waiting tasks: at most `max_tasks` of them, every `period_ns` or less often.
 
     Each stands for its share of all tasks, and for the time since they were sampled before.
@@ -45,38 +44,13 @@ class TaskEventSource(EventSource):
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
+        super().__init__(max(period_ns, _MIN_PERIOD_NS), monotonic_ns, cpu_ns)
         self._ticker = ticker
         self._max_tasks = max_tasks
-        self._period_ns = max(period_ns, _MIN_PERIOD_NS)
-        self._now_ns = monotonic_ns
-        self._cpu_ns = cpu_ns  # a wait for a processor, or for the GIL, is no cost
         self._random = Random()  # the application may have seeded the shared one
-        self._is_recording = False
-        self._last_ns = self._due_ns = 0
         self._loops = RunningLoops(ticker)
 
-    def start(self) -> None:
-        """Start recording."""
-        self._last_ns = self._now_ns()
-        self._due_ns = self._last_ns + self._period_ns
-        self._is_recording = True
-
-    def stop(self) -> None:
-        """Stop recording."""
-        self._is_recording = False
-
-    def drain(self) -> Sequence[RawEvent]:
-        """Return tasks that wait now, if they are due."""
-        began_ns = self._now_ns()
-        if not self._is_recording or began_ns < self._due_ns:
-            return ()
-        since_ns, self._last_ns = began_ns - self._last_ns, began_ns
-        used_ns = self._cpu_ns()
-        events = self._sample(since_ns)
-        self._due_ns = began_ns + max(self._period_ns, _COST_FACTOR * (self._cpu_ns() - used_ns))
-        return events
-
-    def _sample(self, since_ns: int) -> list[RawEvent]:
+    def _look(self, since_ns: int) -> list[RawEvent]:
         # For about a millisecond this holds tasks. A task that waits is in a cycle with what it waits for, so that only
         # the collector ends it, on any thread. One that ends meanwhile may be freed here: its coroutine has run out.
         asyncio_in_c = sys.modules.get("_asyncio")  # without it, tasks are made in Python
