@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import socket
 import time
+from _operator import _compare_digest as compare_digest  # as `hmac` has it, which loads OpenSSL
 from contextlib import suppress
-from hmac import compare_digest
 
 from splunk_profiler.exporter_process.transport import (
     CHALLENGE_BYTES,

@@ -91,6 +91,13 @@ def test_loaded_exporter_lets_busy_threads_of_its_hosts_go_first() -> None:
         assert nice_values == {os.nice(0) + 5}
 
 
+def test_exporter_that_works_has_not_loaded_what_it_does_not_use() -> None:
+    with _exported() as (_, _target, exporter):
+        loaded = Path(f"/proc/{exporter}/maps").read_text("utf-8")
+        assert "cygrpc" in loaded
+        assert not [name for name in ("_asyncio.", "_ssl.", "_hashlib.", "libcrypto") if name in loaded]
+
+
 def test_killed_exporter_is_started_again_and_records_go_on() -> None:
     with _exported() as (receiver, target, first):
         os.kill(first, signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splunk_profiler.exporter_process.__main__ import VARIABLE
+from splunk_profiler.exporter_process.__main__ import VARIABLE, PostponedModule
 from splunk_profiler.exporter_process.launch import ALLOCATION, Launcher, LaunchError, find_interpreter
 
 LAUNCHER = Launcher(find_interpreter())
@@ -155,3 +155,23 @@ def test_title_names_the_host(argv: list[str], name: str, monkeypatch: pytest.Mo
 def test_exporter_writes_bytecode_as_its_host_does(is_written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", not is_written)
     assert ("-B" in LAUNCHER.arguments()) is not is_written
+
+
+@pytest.mark.parametrize("use", ["import late; late.value", "from late import value", "import late.part"])
+def test_postponed_module_is_loaded_when_something_of_it_is_used(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "__init__.py").write_text("value = 7\n", "utf-8")
+    (tmp_path / "late" / "part.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    postponed = PostponedModule("late")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "late", postponed)
+        patched.setitem(sys.modules, "late.part", None)
+        del sys.modules["late.part"]
+        exec("import late", {})  # noqa: S102
+        assert sys.modules["late"] is postponed
+        exec(use, {})  # noqa: S102
+        assert sys.modules["late"].__file__ == str(tmp_path / "late" / "__init__.py")
+        assert postponed.value == 7
