@@ -30,7 +30,10 @@ _POSTPONED = ("asyncio", "grpc.aio", "google.protobuf.internal.python_message", 
 
 
 class PostponedModule(ModuleType):
-    """A module that is not loaded before something of it is used."""
+    """A module that is not loaded before something of it is used.
+
+    One of `importlib.util.LazyLoader` is loaded by the next ``import`` statement.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:

@@ -142,12 +142,11 @@ class StreamSession:
         return resource.merge(Resource({PROCESS_PID: self._pid}))
 
     def _knows_service(self) -> bool:
+        # The resource stands after the first samples in the stream: without it they have no id of the process.
         resolved, changed = self._resolved, self._changed
-        return (
-            self._is_forked_child
-            or (changed is not None and changed.is_final)
-            or (resolved is not None and SERVICE_NAME in resolved.resource_attributes)
-        )
+        if resolved is None or changed is None:
+            return False
+        return self._is_forked_child or changed.is_final or SERVICE_NAME in resolved.resource_attributes
 
     def _export(self) -> None:
         assert self._sink is not None

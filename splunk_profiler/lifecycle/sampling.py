@@ -81,7 +81,6 @@ class Sampling:
         self._is_forked_child = parent is not None
         self._publishing = publishing
         self._choice = choice
-        self._awaits_resource = False  # in a forked child: samples must not go before it
         self.resource_tagger = resource_tagger
         if parent is None:
             self._context_tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), on_fork_in_child)
@@ -274,7 +273,7 @@ class Sampling:
         self._has_sent = self._has_sent or is_due or self._recorder.has_samples
         if not self._has_sent:  # a command that ends at once starts no exporter
             return True
-        if not is_ending and (self._awaits_resource or not self.resource_tagger.is_settled(spans.tracer_provider())):
+        if not is_ending and not self.resource_tagger.is_settled(spans.tracer_provider()):
             return True  # a little later
         if self.output.failure:
             self._fall_back(self.output.failure)
@@ -327,8 +326,7 @@ class Sampling:
                 self._resource = self.resource_tagger.record_attributes()
                 self._recorder.resource(self._resource, "", is_final=False)
             return
-        self._awaits_resource = not self._is_ended and not self.resource_tagger.is_settled(provider)
-        if self._awaits_resource:
+        if not self._is_ended and not self.resource_tagger.is_settled(provider):
             return
         resource = self._publishing.enrich_resource(self.resource_tagger.resource(resource))
         if resource is not self._resource:

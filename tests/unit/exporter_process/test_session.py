@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from scripted_sink import ScriptedSink
 
 pytest.importorskip("splunk_profiler._walker")
+from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
+from splunk_profiler.config import from_env
+from splunk_profiler.config.handover import to_values
+from splunk_profiler.export.deferred_sink import DeferredSink
+from splunk_profiler.exporter_process import session
 from splunk_profiler.exporter_process.session import Shares, StreamSession
 
 
@@ -53,3 +61,29 @@ def test_cpu_time_is_shared_while_sessions_come_and_go() -> None:
         thread.join()
     assert not failures
     assert shares.sessions() == [last]
+
+
+@pytest.mark.parametrize("is_forked_child", [True, False])
+def test_nothing_is_exported_before_the_host_has_said_its_resource(
+    is_forked_child: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_known: list[Callable[[], bool]] = []
+
+    def make_sink(_open_sink: Any, is_service_known: Callable[[], bool]) -> DeferredSink[Any]:
+        is_known.append(is_service_known)
+        return DeferredSink(ScriptedSink, is_service_known)
+
+    monkeypatch.setattr(session, "DeferredSink", make_sink)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
+    recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
+    recorder.start({**to_values(from_env()), "is_forked_child": is_forked_child})
+    fed = StreamSession(1, Shares(lambda: None))
+    fed.feed(recorder.take())
+    assert not is_known[0]()
+    recorder.resource({"runtime-id": "7"}, "", is_final=False)
+    fed.feed(recorder.take())
+    assert is_known[0]()
+    recorder.end()
+    fed.feed(recorder.take())
+    while not fed.is_done:
+        pass
