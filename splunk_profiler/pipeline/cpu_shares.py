@@ -2,15 +2,19 @@
 
 A clock says how much a thread has used between two samples, but not where. So the CPU time of a
 profile is divided among the samples in which the thread ran, by the time that each stands for. The
-sum is exact; each place has on average what was used there. Pure; imports nothing of ours.
+sum is exact; each place has on average what was used there. Pure; imports the model only.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-_ENDED_THREADS = 0  # no thread has this index
+from splunk_profiler.model import Thread
+
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(slots=True, eq=False)
@@ -28,32 +32,48 @@ class Bucket:
 
 @dataclass(slots=True)
 class _Share:
-    """CPU time to divide, and the times in which the thread ran, or waited for a processor, by bucket."""
+    """CPU time to divide, and the times in which threads ran, or waited for a processor, by bucket."""
 
+    kind: str
     cpu_ns: int = 0
     ran: Counter[Bucket] = field(default_factory=Counter)
     runnable: Counter[Bucket] = field(default_factory=Counter)
 
+    @property
+    def weights_ns(self) -> Counter[Bucket]:
+        """Times in which they ran.
+
+        A thread that ran in no sample has its CPU time in those in which it waited for a processor: some
+        sandboxes have too coarse clocks, and other processes may use all processors.
+        """
+        return self.ran or self.runnable
+
+    def add(self, other: _Share) -> None:
+        self.cpu_ns += other.cpu_ns
+        self.ran.update(other.ran)
+        self.runnable.update(other.runnable)
+
 
 class CpuShares:
-    """CPU time that is in no sample yet, by thread index.
+    """CPU time that is in no sample yet, of each thread, and of those that have ended together by kind.
 
-    Ended threads share theirs with each other. Most threads that live for a few snapshots only are in
-    none while they run; the samples of the others stand for them too.
+    Threads are of one kind if only numbers in their names differ, as in a pool. Beside busy processes, or with few
+    samples, many a thread runs in none of its samples. Those of its kind stand for it then: where it used its time is
+    where they did. For threads that have ended, all others that have ended do so at last.
     """
 
     def __init__(self) -> None:
-        self._shares: dict[int, _Share] = {}
+        self._shares: dict[int | str, _Share] = {}  # by index of the thread; of ended ones by kind
 
-    def add(self, thread_index: int, bucket: Bucket, cpu_ns: int, cpu_weight_ns: int, runnable_ns: int) -> None:
+    def add(self, thread: Thread, bucket: Bucket, cpu_ns: int, cpu_weight_ns: int, runnable_ns: int) -> None:
         """Add the CPU time of a thread since its last sample, and the weight of this sample.
 
         `cpu_weight_ns` is 0 unless the thread ran, `runnable_ns` unless it ran or waited for a processor.
         """
         if cpu_ns or cpu_weight_ns or runnable_ns:
-            share = self._shares.get(thread_index)
+            share = self._shares.get(thread.index)
             if share is None:
-                share = self._shares[thread_index] = _Share()
+                share = self._shares[thread.index] = _Share(_kind_of(thread.name))
             share.cpu_ns += cpu_ns
             if cpu_weight_ns:
                 share.ran[bucket] += cpu_weight_ns
@@ -61,30 +81,42 @@ class CpuShares:
                 share.runnable[bucket] += runnable_ns
 
     def forget(self, thread_index: int) -> None:
-        """Move the share of a thread that has ended to the one of all ended threads."""
+        """Move the share of a thread that has ended to the one of its kind."""
         share = self._shares.pop(thread_index, None)
         if share is not None:
-            ended = self._shares.setdefault(_ENDED_THREADS, _Share())
-            ended.cpu_ns += share.cpu_ns
-            ended.ran.update(share.ran)
-            ended.runnable.update(share.runnable)
+            self._shares.setdefault(share.kind, _Share(share.kind)).add(share)
 
     def distribute(self) -> None:
-        """Divide all CPU time at the end of a profile; keep that of threads without a sample for the next one.
-
-        A thread that ran in no sample has its CPU time in those in which it waited for a processor: some
-        sandboxes have too coarse clocks, and other processes may use all processors.
-        """
+        """Divide all CPU time at the end of a profile; keep that of threads that no sample stands for."""
         shares, self._shares = self._shares, {}
-        for index, share in shares.items():
-            if share.ran or share.runnable:
-                _distribute_cpu(share.cpu_ns, share.ran or share.runnable)
+        weights_ns: defaultdict[str, Counter[Bucket]] = defaultdict(Counter)  # by kind
+        ended_weights_ns = Counter[Bucket]()
+        donors = []
+        for key, share in shares.items():
+            if share.weights_ns:
+                _distribute_cpu(share.cpu_ns, share.weights_ns)
+                weights_ns[share.kind].update(share.weights_ns)
+                if isinstance(key, str):
+                    ended_weights_ns.update(share.weights_ns)
             elif share.cpu_ns:
-                self._shares[index] = share
+                donors.append((key, share))
+        for key, share in donors:
+            of_others_ns = weights_ns.get(share.kind) or (isinstance(key, str) and ended_weights_ns)
+            if of_others_ns:
+                _distribute_cpu(share.cpu_ns, of_others_ns)
+            elif isinstance(key, str):  # in one: there may be many kinds
+                self._shares.setdefault("", _Share("")).add(share)
+            else:
+                self._shares[key] = share
 
     def undistributed_ns(self) -> int:
         """Return the CPU time that is left after the last profile."""
         return sum(share.cpu_ns for share in self._shares.values())
+
+
+@lru_cache(maxsize=4096)
+def _kind_of(name: str) -> str:
+    return _NUMBER.sub("", name)
 
 
 def _distribute_cpu(cpu_ns: int, weights_ns: Counter[Bucket]) -> None:

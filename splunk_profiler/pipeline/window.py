@@ -212,7 +212,9 @@ class Window:
             bucket.cpu_ns += thread_sample.cpu_delta_ns
         else:
             runnable_ns = thread_sample.wall_delta_ns if thread_sample.running else 0
-            self._shares.add(index, bucket, thread_sample.cpu_delta_ns, thread_sample.cpu_weight_ns, runnable_ns)
+            self._shares.add(
+                thread_sample.thread, bucket, thread_sample.cpu_delta_ns, thread_sample.cpu_weight_ns, runnable_ns
+            )
 
     def _find_bucket(self, sample: Sample, last: _LastSample | None) -> _LastSample:
         """Return the bucket with room for a sample."""

@@ -16,13 +16,15 @@ from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 MS = 1_000_000
 PERIOD_NS = 10 * MS
 
+THREADS = [Thread(index, name, index, index) for index, name in enumerate(["main", "pool-1", "pool-2", "pool-3"])]
+
 uses = st.tuples(
-    st.integers(1, 3),  # thread
+    st.integers(0, 3),  # thread
     st.integers(0, 4),  # sum
     st.integers(0, 10**9),  # CPU time since its last sample
     st.sampled_from([(0, 0), (0, PERIOD_NS), (PERIOD_NS, PERIOD_NS), (3 * PERIOD_NS, 3 * PERIOD_NS)]),
 )
-steps = st.lists(uses | st.sampled_from([1, 2, 3]) | st.none(), max_size=40)  # use, end of a thread, end of a profile
+steps = st.lists(uses | st.integers(0, 3) | st.none(), max_size=40)  # use, end of a thread, end of a profile
 
 
 @given(steps)
@@ -32,7 +34,7 @@ def test_shares_give_all_that_was_used_and_no_nanosecond_twice(history: list[obj
     for step in [*history, None]:
         if isinstance(step, tuple):
             thread, which, cpu_ns, (cpu_weight_ns, wanted_ns) = step
-            shares.add(thread, buckets[which], cpu_ns, cpu_weight_ns, wanted_ns)
+            shares.add(THREADS[thread], buckets[which], cpu_ns, cpu_weight_ns, wanted_ns)
             used_ns += cpu_ns
         elif isinstance(step, int):
             shares.forget(step)
@@ -45,36 +47,52 @@ def test_shares_give_all_that_was_used_and_no_nanosecond_twice(history: list[obj
 
 def test_shares_of_a_thread_go_to_its_own_samples_in_which_it_ran() -> None:
     shares, computes, waits, other = CpuShares(), Bucket(0), Bucket(0), Bucket(0)
-    shares.add(1, waits, 6 * MS, 0, 0)  # used before it began to wait
-    shares.add(1, computes, 3 * MS, PERIOD_NS, PERIOD_NS)
-    shares.add(2, other, 1 * MS, PERIOD_NS, PERIOD_NS)
+    shares.add(THREADS[1], waits, 6 * MS, 0, 0)  # used before it began to wait
+    shares.add(THREADS[1], computes, 3 * MS, PERIOD_NS, PERIOD_NS)
+    shares.add(THREADS[2], other, 1 * MS, PERIOD_NS, PERIOD_NS)
     shares.distribute()
     assert (computes.cpu_ns, waits.cpu_ns, other.cpu_ns) == (9 * MS, 0, 1 * MS)
 
 
 def test_shares_weigh_a_sample_by_the_deadlines_it_stands_for() -> None:
     shares, long, short = CpuShares(), Bucket(0), Bucket(0)
-    shares.add(1, long, 30 * MS, 3 * PERIOD_NS, 3 * PERIOD_NS)
-    shares.add(1, short, 10 * MS, PERIOD_NS, PERIOD_NS)
+    shares.add(THREADS[1], long, 30 * MS, 3 * PERIOD_NS, 3 * PERIOD_NS)
+    shares.add(THREADS[1], short, 10 * MS, PERIOD_NS, PERIOD_NS)
     shares.distribute()
     assert (long.cpu_ns, short.cpu_ns) == (30 * MS, 10 * MS)
 
 
 def test_shares_go_to_samples_that_wanted_a_processor_if_none_ran() -> None:
     shares, wants, waits = CpuShares(), Bucket(0), Bucket(0)
-    shares.add(1, wants, 2 * MS, 0, PERIOD_NS)
-    shares.add(1, waits, 5 * MS, 0, 0)
+    shares.add(THREADS[1], wants, 2 * MS, 0, PERIOD_NS)
+    shares.add(THREADS[1], waits, 5 * MS, 0, 0)
     shares.distribute()
     assert (wants.cpu_ns, waits.cpu_ns) == (7 * MS, 0)
 
 
 def test_shares_of_threads_that_ended_are_for_those_of_them_that_ran() -> None:
     shares, ran, waited = CpuShares(), Bucket(0), Bucket(0)
-    for thread in range(1, 11):
-        shares.add(thread, ran if thread == 4 else waited, 1 * MS, PERIOD_NS * (thread == 4), 0)
-        shares.forget(thread)
+    for index, name in enumerate("abcdefghij"):
+        has_run = name == "d"
+        thread = Thread(index, name, index, index)
+        shares.add(thread, ran if has_run else waited, 1 * MS, PERIOD_NS * has_run, 0)
+        shares.forget(index)
     shares.distribute()
     assert (ran.cpu_ns, waited.cpu_ns, shares.undistributed_ns()) == (10 * MS, 0, 0)
+
+
+def test_shares_of_a_thread_that_ran_in_no_sample_are_for_those_of_its_kind_that_did() -> None:
+    shares, ran, waited, other, alone = CpuShares(), Bucket(0), Bucket(0), Bucket(0), Bucket(0)
+    main, first, second, third = THREADS
+    shares.add(first, ran, 3 * MS, PERIOD_NS, PERIOD_NS)
+    shares.add(second, waited, 2 * MS, 0, 0)
+    shares.add(third, waited, 1 * MS, 0, 0)
+    shares.forget(third.index)
+    shares.add(main, alone, 4 * MS, 0, 0)
+    shares.add(Thread(7, "other", 7, 7), other, 5 * MS, PERIOD_NS, PERIOD_NS)
+    shares.distribute()
+    assert (ran.cpu_ns, waited.cpu_ns, other.cpu_ns, alone.cpu_ns) == (6 * MS, 0, 5 * MS, 0)
+    assert shares.undistributed_ns() == 4 * MS
 
 
 def snapshot(number: int, samples: list[tuple[Stack, int, int]]) -> Snapshot:
