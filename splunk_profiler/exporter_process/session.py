@@ -30,10 +30,11 @@ from splunk_profiler.stream.captured import CaptureEnded, CapturesLost, ProcessS
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import logger
-from splunk_profiler.system.threads import Worker, real_get_ident, real_lock
+from splunk_profiler.system.threads import WakeEvent, Worker, real_get_ident, real_lock
 
 _MAX_MESSAGES = 256
 _END_TIMEOUT_S, _MAX_END_TIMEOUT_S = 2.0, 30.0  # of a host that was killed; of one that waits
+_MAX_OPEN_S = 20.0  # besides: beside busy processes, to load what exports takes longer than most hosts wait
 _END_MARGIN_S = 0.3  # an export may take as much longer, and the host is told
 _MAX_QUEUE_BYTES, _ALL_QUEUES_BYTES = 16 << 20, 64 << 20  # 16 MiB are 12 s of 33 threads at 10 ms
 
@@ -55,8 +56,14 @@ class StreamSession:
         self._export_thread = Worker("exporter", self._export)
         self._close_thread = Worker("closer", self._close)
         self._messages: deque[bytes] = deque(maxlen=_MAX_MESSAGES)
+        self._is_open = WakeEvent()
         self.is_closing = self.is_done = False
-        self.end_timeout_s = _END_TIMEOUT_S
+        self._end_timeout_s = _END_TIMEOUT_S
+
+    @property
+    def end_timeout_s(self) -> float:
+        """Seconds that `close` may take."""
+        return self._end_timeout_s + _MAX_OPEN_S
 
     def feed(self, data: bytes) -> None:
         """Process the next bytes of the stream; `StreamError` if it cannot be read."""
@@ -71,7 +78,7 @@ class StreamSession:
             elif self._pipeline is not None:
                 self._pipeline.take(item)
                 if isinstance(item, CaptureEnded):
-                    self.end_timeout_s = min(max(item.timeout_ns / 1e9, _END_MARGIN_S), _MAX_END_TIMEOUT_S)
+                    self._end_timeout_s = min(max(item.timeout_ns / 1e9, _END_MARGIN_S), _MAX_END_TIMEOUT_S)
                     self.close()
 
     def tick(self) -> None:
@@ -144,6 +151,8 @@ class StreamSession:
     def _knows_service(self) -> bool:
         # The resource stands after the first samples in the stream: without it they have no id of the process.
         resolved, changed = self._resolved, self._changed
+        if self.is_closing:
+            return True
         if resolved is None or changed is None:
             return False
         return self._is_forked_child or changed.is_final or SERVICE_NAME in resolved.resource_attributes
@@ -153,6 +162,7 @@ class StreamSession:
         assert self._batch_exporter is not None
         with self.log_lines():
             self._sink.open()
+            self._is_open.set()
             self._shares.begin(self)
             self._batch_exporter.run()
 
@@ -162,7 +172,8 @@ class StreamSession:
         try:
             with self.log_lines():
                 self._pipeline.close()
-                self._batch_exporter.stop(max(self.end_timeout_s - _END_MARGIN_S, 0))
+                self._is_open.wait(_MAX_OPEN_S)  # longer than the host waits, whose samples are here
+                self._batch_exporter.stop(max(self._end_timeout_s - _END_MARGIN_S, 0))
                 self._report(self._batch_exporter)
                 self._shares.end(self)
         finally:

@@ -73,7 +73,7 @@ def _hold_span() -> None:
 class _Run:
     """A ticker and a recorder, with the pieces of the stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         choice = choose_walker()
         self._spans: dict[int, SpanRef] = {}
         traces = TraceFilter({}, "span", lambda span: span.trace_id)
@@ -81,7 +81,7 @@ class _Run:
         self._ticker = make_ticker(choice, _CONTEXT, self._spans.get, 20, labels_var=_LABELS, trace_filter=traces)
         contexts = ContextReader(lambda context: context, lambda labels: labels, lambda _root: ("GET /cart", False))
         self.recorder = StreamRecorder(contexts, is_native=choice.name == "native")
-        self.recorder.start({"service": "shop"})
+        self.recorder.start(settings)
         self.recorder.resource({"service.name": "shop"}, "", is_final=True)
         self.pieces: list[bytes] = []
         self.count = 0
@@ -114,9 +114,9 @@ class _Run:
         self.recorder.trace_ended(SPAN.trace_id, raw.time_ns)
 
 
-def record_run() -> Recorded:
-    """Return the stream of a new run of this process."""
-    run = _Run()
+def record_run(settings: dict[str, Any] | None = None) -> Recorded:
+    """Return the stream of a new run of this process, which says that these are its settings."""
+    run = _Run(settings or {"service": "shop"})
     with _waiting("waits"):
         with _waiting("held", _hold_span) as held:
             run.take()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from recorded_stream import record_run
 from scripted_sink import ScriptedSink
 
 pytest.importorskip("splunk_profiler._walker")
@@ -16,6 +17,7 @@ from splunk_profiler.config.handover import to_values
 from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.exporter_process import session
 from splunk_profiler.exporter_process.session import Shares, StreamSession
+from splunk_profiler.model import ExportResult, ExportStatus
 
 
 def test_queues_of_many_sessions_share_a_bounded_memory() -> None:
@@ -87,3 +89,25 @@ def test_nothing_is_exported_before_the_host_has_said_its_resource(
     fed.feed(recorder.take())
     while not fed.is_done:
         pass
+
+
+def test_a_host_that_does_not_wait_loses_no_samples_while_what_exports_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_loaded = threading.Event()
+    sink = ScriptedSink(ExportResult(ExportStatus.DELIVERED))
+
+    def load() -> ScriptedSink:
+        is_loaded.wait()
+        return sink
+
+    monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(load, is_known))
+    fed = StreamSession(1, Shares(lambda: None))
+    fed.feed(record_run(to_values(from_env())).data)
+    assert fed.is_closing  # with the end of the stream, after which its host waits for nothing
+    is_loaded.set()
+    while not fed.is_done:
+        pass
+    (batch,) = sink.batches
+    assert batch
+    assert fed.end_timeout_s > 1
