@@ -114,6 +114,9 @@ def test_a_baseline_is_scaled_to_as_many_requests(client: TestClient, tmp_path: 
             append(tmp_path / "traces.jsonl", root + inner)
     answer = get(client, query)
     assert (answer["total"], answer["before"]) == (1, 3)
+    swapped = "value=samples&f.service=billing&compare=requests&b.f.service=shop"
+    assert get(client, f"/api/flame?{swapped}")["frames"]["before"] == [1, 1]  # of a third of a sample: nothing is new
+    assert get(client, f"/api/top?{swapped}")["rows"] == [["shop.rank", "/srv/shop.py", 7, 1, 1, 1, 1, 1]]
     assert "no requests" in client.get(f"{query}&since=11").json()["error"]  # they have begun before
     refused = client.get(f"{query}&f.thread=main").json()["error"]
     assert refused == "requests are counted by service, endpoint and trace: remove the filter by thread"
