@@ -121,8 +121,7 @@ class ThreadSample(NamedTuple):
     cpu_weight_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SpanRef:
+class SpanRef(NamedTuple):
     """The span a sample was taken in.
 
     Attributes:

@@ -15,19 +15,37 @@ _STATE_PREFIX = "   python.Thread.State: "
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def body(sample: Sample) -> bytes:
-    """Return the body of a record: metadata line, state line, frames leaf first, a newline after each; in UTF-8."""
-    return _encode(format_head(sample.thread)) + encode_stack(sample.thread.stack)
+def body_parts(sample: Sample) -> tuple[bytes, bytes]:
+    """Return the body of a record in UTF-8: metadata and state line, then frames leaf first, a newline after each.
+
+    In two parts, since the second is long, and the same for many records: to join them took as long as the first.
+    """
+    return _encode(format_head(sample.thread)), encode_stack(sample.thread.stack)
 
 
 def format_head(seen: ThreadSample) -> str:
     """Return the metadata line and the state line."""
     thread = seen.thread
-    return (
-        f'"{escape_name(thread.name)}" #{thread.index} prio=0 os_prio={seen.os_priority}'
-        f" cpu={seen.cpu_ns / 1e6:.2f}ms elapsed={seen.elapsed_ns / 1e9:.2f}s"
-        f" tid=0x{thread.ident:x} nid=0x{thread.native_id:x} {_state(seen)}\n"
-    )
+    ids = (thread.index, thread.ident, thread.native_id)
+    before, after = _format_constant(thread.name, ids, seen.os_priority, _state(seen.running, seen.waiting_on))
+    return f"{before}{seen.cpu_ns / 1e6:.2f}ms elapsed={seen.elapsed_ns / 1e9:.2f}s{after}"
+
+
+@lru_cache(maxsize=4096)
+def _format_constant(name: str, ids: tuple[int, int, int], os_priority: int, state: str) -> tuple[str, str]:
+    """Return what stands before and after the times of a thread, which alone change each time."""
+    index, ident, native_id = ids
+    before = f'"{escape_name(name)}" #{index} prio=0 os_prio={os_priority} cpu='
+    return before, f" tid=0x{ident:x} nid=0x{native_id:x} {state}\n"
+
+
+@lru_cache(maxsize=256)
+def _state(running: bool, waiting_on: str) -> str:
+    if running:
+        return f"running\n{_STATE_PREFIX}RUNNABLE"
+    if waiting_on:
+        return f"waiting on {waiting_on}\n{_STATE_PREFIX}WAITING (on {waiting_on})"
+    return f"waiting\n{_STATE_PREFIX}WAITING"
 
 
 @lru_cache(maxsize=1024)  # not kept in the stacks: thousands of them may be in use, at 3 kB each
@@ -52,11 +70,3 @@ def escape_name(name: str) -> str:
 def _encode(text: str) -> bytes:
     """Encode in UTF-8; lone surrogates, which stand for undecodable bytes of a file name, are escaped."""
     return text.encode("utf-8", "backslashreplace")
-
-
-def _state(seen: ThreadSample) -> str:
-    if seen.running:
-        return f"running\n{_STATE_PREFIX}RUNNABLE"
-    if seen.waiting_on:
-        return f"waiting on {seen.waiting_on}\n{_STATE_PREFIX}WAITING (on {seen.waiting_on})"
-    return f"waiting\n{_STATE_PREFIX}WAITING"

@@ -53,10 +53,10 @@ class ProfileEncoder:
         """Encode one request with the records of `profiles`, in their order."""
         end = encode_end(self._time_ns())
         origin_of = self._classifier.refresh(yield_gil)
-        records = []
+        records: list[bytes] = []
         for profile in profiles:
             for part in pprof.parts(profile, pause=yield_gil, origin_of=origin_of):
                 count = LogRecord(attributes=attributes({"profiling.data.total.frame.count": part.frame_count}))
                 rest = self._attributes[profile.source, profile.data_type] + count.SerializeToString() + end
-                records.append(encode_record(profile.time_ns, pprof.body(part), rest))
+                records += encode_record(profile.time_ns, (pprof.body(part),), rest)
         return self._request_builder.build(records)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -44,7 +45,7 @@ class RequestBuilder:
         self._encoded_resource: tuple[Resource, bytes, bytes] | None = None
 
     def build(self, records: list[bytes]) -> bytes:
-        """Return a request with a resource, a scope and the encoded `records`."""
+        """Return a request with a resource, a scope and the parts of `records`."""
         head, scope = self._encode_resource()
         size = len(scope) + sum(map(len, records))
         encoded_size = varint(size)
@@ -64,12 +65,12 @@ class RequestBuilder:
 
 
 class SampleEncoder:
-    """An encoder of samples, which caches the parts that records share; `body` returns a sample's text in UTF-8."""
+    """An encoder of samples, which caches the parts that records share; `body` returns those of a sample's text."""
 
     def __init__(
         self,
         resource: Callable[[], Resource],
-        body: Callable[[Sample], bytes],
+        body: Callable[[Sample], tuple[bytes, ...]],
         time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._request_builder = RequestBuilder(resource)
@@ -80,11 +81,11 @@ class SampleEncoder:
     def encode(self, samples: Iterable[Sample]) -> bytes:
         """Encode one request with a record for each of `samples`, in their order."""
         end = encode_end(self._time_ns())
-        records = []
+        records: list[bytes] = []
         for sample in iter_with_pauses(samples, yield_gil):
             span = b"" if sample.span is None else _encode_span(sample.span)
             rest = self._encode_attributes(sample) + span + end
-            records.append(encode_record(sample.time_ns, self._body(sample), rest))
+            records += encode_record(sample.time_ns, self._body(sample), rest)
         return self._request_builder.build(records)
 
     def _encode_attributes(self, sample: Sample) -> bytes:
@@ -124,13 +125,19 @@ def record_attributes(data_format: str, own: Mapping[str, Any]) -> bytes:
     return bytes(LogRecord(attributes=attributes({**common, **own})).SerializeToString())
 
 
-def encode_record(time_ns: int, body: bytes, rest: bytes) -> bytes:
-    """Encode a record, as the part of a request, with a text in UTF-8 as its body; `rest` has its other fields."""
-    text_size = varint(len(body))
-    value_size = varint(len(_STRING_VALUE) + len(text_size) + len(body))
-    size = _TIME.size + len(_BODY) + len(value_size) + len(_STRING_VALUE) + len(text_size) + len(body) + len(rest)
+def encode_record(time_ns: int, body: tuple[bytes, ...], rest: bytes) -> tuple[bytes, ...]:
+    """Encode a record, in parts of a request, with a text in UTF-8 as its body; `rest` has its other fields."""
+    before, after = _encode_sizes(sum(map(len, body)), len(rest))
     time = _TIME.pack(_TIME_TAG, max(time_ns, 0))  # an unset clock may be before 1970
-    return b"".join((_RECORD, varint(size), time, _BODY, value_size, _STRING_VALUE, text_size, body, rest))
+    return (before + time + after, *body, rest)
+
+
+@lru_cache(maxsize=4096)
+def _encode_sizes(text_bytes: int, rest_bytes: int) -> tuple[bytes, bytes]:
+    """Encode what stands before and after the time in the head of a record."""
+    text = _STRING_VALUE + varint(text_bytes)
+    value = _BODY + varint(len(text) + text_bytes) + text
+    return _RECORD + varint(_TIME.size + len(value) + text_bytes + rest_bytes), value
 
 
 def encode_end(observed_ns: int) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -269,7 +268,7 @@ def test_endpoints_that_are_asked_for_are_bounded() -> None:
 
     bench = Bench(ContextReader(lambda context: context, endpoint_of=endpoint_of))
     for first in range(1, 10_001, 100):
-        contexts = [replace(SPAN, local_root_id=root, endpoint="") for root in range(first, first + 100)]
+        contexts = [SPAN._replace(local_root_id=root, endpoint="") for root in range(first, first + 100)]
         bench.see(*(thread(key, context=context, state=2) for key, context in enumerate(contexts, 1)))
     bench.recorder.endpoints()
     assert asked == [*range(10_001 - 4096, 10_001)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splunk_profiler.formats.text import body
+from splunk_profiler.formats.text import body_parts
 from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -33,7 +33,7 @@ SAMPLE = ThreadSample(
 
 def _body(**changes: object) -> str:
     sample = SAMPLE._replace(**changes)  # type: ignore[arg-type]
-    return body(Sample(1, 1_000_000_000, sample, SpanRef(1, 2, 1))).decode("utf-8")
+    return b"".join(body_parts(Sample(1, 1_000_000_000, sample, SpanRef(1, 2, 1)))).decode("utf-8")
 
 
 @pytest.mark.parametrize(

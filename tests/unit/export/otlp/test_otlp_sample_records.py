@@ -12,14 +12,14 @@ from opentelemetry.sdk.resources import Resource
 from sample_factory import make_sample
 
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
-from splunk_profiler.formats.text import body
+from splunk_profiler.formats.text import body_parts
 from splunk_profiler.model import InstrumentationSource, Sample, SpanRef
 
 RESOURCE = Resource({"service.name": "shop"}, "https://opentelemetry.io/schemas/1.30.0")
 
 
 def encode(*samples: Sample, resource: Resource = RESOURCE) -> Any:
-    encoder = SampleEncoder(lambda: resource, body, time_ns=lambda: 99)
+    encoder = SampleEncoder(lambda: resource, body_parts, time_ns=lambda: 99)
     return ExportLogsServiceRequest.FromString(encoder.encode(samples))
 
 
@@ -45,7 +45,7 @@ def test_resource_and_scope_are_as_the_convention_says() -> None:
 
 def test_request_is_as_long_as_protobuf_would_make_it() -> None:
     samples = (make_sample(1, span=SpanRef(1, 2, 1)), make_sample(2, frames=300), make_sample(3, truncated=True))
-    encoded = SampleEncoder(lambda: RESOURCE, body, time_ns=lambda: 99).encode(samples)
+    encoded = SampleEncoder(lambda: RESOURCE, body_parts, time_ns=lambda: 99).encode(samples)
     assert len(encoded) == ExportLogsServiceRequest.FromString(encoded).ByteSize()
 
 
@@ -55,7 +55,7 @@ def test_a_record_outside_a_span_has_every_field_but_ids() -> None:
     assert record.event_name == "otel.profiling"
     assert (record.time_unix_nano, record.observed_time_unix_nano) == (5_000_000_000, 99)
     assert (record.trace_id, record.span_id, record.flags) == (b"", b"", 0)
-    assert record.body.string_value == body(sample).decode()
+    assert record.body.string_value == b"".join(body_parts(sample)).decode()
     assert plain(record.attributes) == {
         "com.splunk.sourcetype": "otel.profiling",
         "profiling.data.type": "cpu",
@@ -105,7 +105,7 @@ def test_text_that_utf8_cannot_carry_is_written_out() -> None:
 )
 def test_every_kind_of_resource_attribute_is_encoded(value: Any, kind: str, sent: Any) -> None:
     resource = SimpleNamespace(attributes={"key": value}, schema_url="")
-    request = ExportLogsServiceRequest.FromString(SampleEncoder(lambda: resource, body).encode([make_sample()]))
+    request = ExportLogsServiceRequest.FromString(SampleEncoder(lambda: resource, body_parts).encode([make_sample()]))
     (pair,) = request.resource_logs[0].resource.attributes
     assert pair.value.WhichOneof("value") == kind
     assert getattr(pair.value, kind) == sent
@@ -119,7 +119,7 @@ def test_a_sequence_is_encoded_as_an_array() -> None:
 
 def test_a_resource_that_was_replaced_is_encoded_anew() -> None:
     resources = [Resource({"service.name": "a"}), Resource({"service.name": "b"})]
-    encoder = SampleEncoder(lambda: resources[0], body)
+    encoder = SampleEncoder(lambda: resources[0], body_parts)
     encoder.encode([make_sample()])
     del resources[0]
     request = ExportLogsServiceRequest.FromString(encoder.encode([make_sample()]))
