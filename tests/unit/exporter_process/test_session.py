@@ -91,7 +91,7 @@ def test_nothing_is_exported_before_the_host_has_said_its_resource(
         pass
 
 
-def test_a_host_that_does_not_wait_loses_no_samples_while_what_exports_is_loaded(
+def test_a_host_need_not_wait_until_what_exports_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_loaded = threading.Event()

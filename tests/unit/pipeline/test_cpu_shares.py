@@ -81,7 +81,7 @@ def test_shares_of_threads_that_ended_are_for_those_of_them_that_ran() -> None:
     assert (ran.cpu_ns, waited.cpu_ns, shares.undistributed_ns()) == (10 * MS, 0, 0)
 
 
-def test_shares_of_a_thread_that_ran_in_no_sample_are_for_those_of_its_kind_that_did() -> None:
+def test_shares_of_a_thread_that_was_not_seen_to_run_are_for_its_kind() -> None:
     shares, ran, waited, other, alone = CpuShares(), Bucket(0), Bucket(0), Bucket(0), Bucket(0)
     main, first, second, third = THREADS
     shares.add(first, ran, 3 * MS, PERIOD_NS, PERIOD_NS)
