@@ -46,8 +46,7 @@ class OriginKind(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class CodeOrigin:
+class CodeOrigin(NamedTuple):
     """The origin of code: its owner, and normalised name and version of its distribution, which may be empty."""
 
     kind: OriginKind
@@ -251,8 +250,7 @@ class IdleRepeat(NamedTuple):
     wall_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """All threads at one instant, or only those of selected traces.
 
     Attributes:
@@ -338,8 +336,7 @@ class ExportStatus(Enum):
     TOO_LARGE = "too large"
 
 
-@dataclass(frozen=True, slots=True)
-class ExportResult:
+class ExportResult(NamedTuple):
     """The answer of a sink.
 
     Attributes:
@@ -354,8 +351,7 @@ class ExportResult:
     rejected: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RecordCounters:
+class RecordCounters(NamedTuple):
     """Numbers of records since the start.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.walker import Ticker
@@ -22,8 +22,7 @@ _MIN_DRAIN_INTERVAL_S = 0.05
 _MAX_CAPTURE_COST_NS = 2_000_000  # longer ones were interrupted: this is wall time, not CPU time
 
 
-@dataclass(frozen=True, slots=True)
-class OverheadLimit:
+class OverheadLimit(NamedTuple):
     """The limit of the profiler's CPU time.
 
     Attributes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from splunk_profiler.raw import Periods
@@ -15,8 +14,7 @@ from splunk_profiler.raw import Periods
 NEVER_NS = sys.maxsize
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFilter:
+class TraceFilter(NamedTuple):
     """The selected traces, whose threads are also captured in between: in focused captures.
 
     Attributes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from splunk_profiler.capture.frames import is_gil_enabled
 from splunk_profiler.capture.portable import PortableTicker
@@ -23,8 +22,7 @@ Ticker: TypeAlias = "_walker.Ticker[Frame, Stack] | PortableTicker"  # same meth
 _RING_SIZE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class WalkerChoice:
+class WalkerChoice(NamedTuple):
     """The walker in use: ``native``, ``portable`` or ``none``, and the reason as a sentence for the log."""
 
     name: str

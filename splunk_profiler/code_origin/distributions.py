@@ -19,7 +19,7 @@ import sys
 import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -242,7 +242,7 @@ class _Distribution:
     def _read_version(self) -> None:
         info = self._text("PKG-INFO").splitlines()
         version = next((line.partition(":")[2].strip() for line in info if line.startswith("Version:")), "")
-        self.origin = replace(self.origin, version=version)
+        self.origin = self.origin._replace(version=version)
 
     def _index_top_level(self, index: _EntryIndex) -> None:
         """Add the packages of ``top_level.txt``, else the one of its own name; there is no list of files."""
@@ -268,7 +268,7 @@ class _Distribution:
         index.absolute_paths.update((posixpath.normpath(script), script_origin) for script in scripts)
 
     def _editable_origin(self) -> CodeOrigin:
-        return replace(self.origin, kind=OriginKind.LIBRARY if self.origin.name == OWN_NAME else OriginKind.APPLICATION)
+        return self.origin._replace(kind=OriginKind.LIBRARY if self.origin.name == OWN_NAME else OriginKind.APPLICATION)
 
     def _read_editable_directory(self) -> str | None:
         """Return the directory of an editable install; set the origin of an install from a directory.

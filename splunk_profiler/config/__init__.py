@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from splunk_profiler.config.otlp_transport import Transport, parse_transport
 from splunk_profiler.config.parsers import (
@@ -223,8 +223,7 @@ class Config:
         return self.samples or self.publishes_correlation or self.publishes_labels
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(NamedTuple):
     """The settings in effect, with what else the environment defines.
 
     Attributes:

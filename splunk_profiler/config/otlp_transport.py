@@ -25,8 +25,7 @@ _HEADER_VALUE_PATTERN = re.compile(r"[ -~]*")
 _MAX_TIMEOUT_S = 600
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
+class Certificates(NamedTuple):
     """PEM files of a TLS connection: trusted certificates, the client's private key and certificate chain.
 
     Attributes:

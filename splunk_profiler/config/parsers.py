@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 DEFAULT_OTLP_PORT = 4317
@@ -35,8 +35,7 @@ class ConfigError(ProfilerError, ValueError):
     """A value that a setting does not accept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """The address of a collector.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from splunk_profiler.config.otlp_transport import LOGS_HEADERS_SETTING
 from splunk_profiler.config.parsers import (
@@ -22,8 +21,7 @@ from splunk_profiler.config.parsers import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """An environment variable: name, `Config` field, parser, and True if it is secret."""
 
     name: str

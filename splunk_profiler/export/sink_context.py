@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from splunk_profiler.config import Resolved
 
@@ -24,8 +23,7 @@ class Resource(Protocol):
         """Schema of the attributes."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkContext:
+class SinkContext(NamedTuple):
     """The properties of the exporting process.
 
     Attributes:

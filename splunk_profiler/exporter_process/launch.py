@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from splunk_profiler.config import environment
 from splunk_profiler.exporter_process import TITLE
@@ -66,8 +67,7 @@ class LaunchError(OSError):
     """This process can have no exporter process; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
+class Interpreter(NamedTuple):
     """The program of the exporter process.
 
     Attributes:

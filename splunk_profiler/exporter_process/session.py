@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import Any
 
 from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_NAME, Resource
@@ -181,7 +180,7 @@ class StreamSession:
 
     def _report(self, batch_exporter: BatchExporter[Any]) -> None:
         """Tell the host what was used for it, and what became of its records."""
-        counters = asdict(batch_exporter.counters())
+        counters = batch_exporter.counters()._asdict()
         self._messages.append(_encode({"cpu_ns": self._shares.take(self), "counters": counters}))
 
     def log(self, level: int, text: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_PATH_BYTES = 89  # readers send to /proc/<pid>/root<path>, which must fit into a socket address
 _LAYOUT_MINOR_VERSION = 1
@@ -17,8 +17,7 @@ _MAX_NAME_BYTES = 128  # readers refuse the whole process for a longer one
 _ENVIRONMENTS = ("deployment.environment.name", "deployment.environment")  # the newer convention first
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(NamedTuple):
     """The service of the process: its name, never empty, and its environment, perhaps empty."""
 
     name: str

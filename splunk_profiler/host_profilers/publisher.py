@@ -17,8 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.libraries import elastic_library, labels_library, remedy
@@ -34,8 +33,7 @@ _SOCKET_SETTING = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR"
 _MAX_SOCKETS = 4  # made anew after the application has closed them
 
 
-@dataclass(frozen=True, slots=True)
-class PublishConfig:
+class PublishConfig(NamedTuple):
     """Settings of the publishing."""
 
     correlation: bool  # publish Elastic's ABI
@@ -43,8 +41,7 @@ class PublishConfig:
     socket_directory: str
 
 
-@dataclass(frozen=True, slots=True)
-class ContextSource:
+class ContextSource(NamedTuple):
     """The places of the current context and labels. The content of exact `context_type`s, immutable, may be cached."""
 
     variable: ContextVar[Any]

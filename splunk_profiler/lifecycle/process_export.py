@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.config import Resolved
@@ -71,7 +70,7 @@ class ProcessExport(StreamOutput):
         if generation != self._generation:  # the stream has to begin anew with a new connection
             self._generation = generation
             lost = self._counters.waiting
-            ended = replace(self._counters, waiting=0, lost_at_exit=self._counters.lost_at_exit + lost)
+            ended = self._counters._replace(waiting=0, lost_at_exit=self._counters.lost_at_exit + lost)
             self._earlier_counters, self._counters = _add(self._earlier_counters, ended), RecordCounters()
             return False
         is_sent = self._connection.send(data)
@@ -114,4 +113,4 @@ class ProcessExport(StreamOutput):
 
 def _add(one: RecordCounters, other: RecordCounters) -> RecordCounters:
     """Return the sums."""
-    return RecordCounters(*map(sum, zip(astuple(one), astuple(other), strict=True)))
+    return RecordCounters(*map(sum, zip(one, other, strict=True)))

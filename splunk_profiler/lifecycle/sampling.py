@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from splunk_profiler.activation import FORK_GATE
 from splunk_profiler.capture.events import EventSources, make_sources
@@ -47,8 +46,7 @@ _FIRST_SEND_S = 0.5  # for the exporter process to be ready when the first sampl
 _AUDIT_S = 1.0  # between two audits of what is published: beside busy threads, each waits for the GIL
 
 
-@dataclass(frozen=True, slots=True)
-class PublishingCalls:
+class PublishingCalls(NamedTuple):
     """The calls with which publishing serves sampling. The defaults are for a process that publishes nothing.
 
     Attributes:

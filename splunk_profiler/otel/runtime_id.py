@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from splunk_profiler.otel.span_processors import SpanStartInstaller
@@ -30,8 +29,7 @@ _DETACH_TIMEOUT_S = 1.0  # another thread holds the lock for microseconds
 _FORK_HOOK_TIMEOUT_S = 5.0  # the SDK gives a detector of resources as long
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeId:
+class RuntimeId(NamedTuple):
     """The id of this process, and those of the processes it was forked from, which its resources may still carry."""
 
     value: str

@@ -12,8 +12,8 @@ import time
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Generic
+from dataclasses import replace
+from typing import Generic, NamedTuple
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Record, RecordCounters, Sink
 from splunk_profiler.pipeline.delivery_log import DeliveryLog
@@ -30,8 +30,7 @@ _EXIT_GRACE_S = 0.3
 _FAILURE_PAUSE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
+class QueueLimits(NamedTuple):
     """The bounds of the queue and of one batch.
 
     Attributes:
@@ -118,7 +117,7 @@ class BatchExporter(Generic[Record]):
     def counters(self) -> RecordCounters:
         """Return the numbers of records since the start."""
         with self._lock:
-            return replace(self._counters, waiting=len(self._queue) + len(self._in_flight.records))
+            return self._counters._replace(waiting=len(self._queue) + len(self._in_flight.records))
 
     def set_max_bytes(self, max_bytes: int) -> None:
         """Change the limit of the queue's memory, from the next record on."""
@@ -304,7 +303,7 @@ class BatchExporter(Generic[Record]):
 
     def _add_counts(self, **more: int) -> None:
         counters = self._counters
-        self._counters = replace(counters, **{name: getattr(counters, name) + value for name, value in more.items()})
+        self._counters = counters._replace(**{name: getattr(counters, name) + value for name, value in more.items()})
 
     def _wait_for_exit(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s

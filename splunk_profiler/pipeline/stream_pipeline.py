@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from splunk_profiler.model import IdleRepeat, Sample, Snapshot
 from splunk_profiler.pipeline.blocked_loops import BlockedLoops
@@ -37,8 +37,7 @@ from splunk_profiler.system.guard import Guard
 _MAX_ENDPOINTS, _MAX_ENDPOINT_LENGTH = 4096, 4096
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
+class PipelineSettings(NamedTuple):
     """The settings of the step from captures to samples.
 
     Attributes:
@@ -199,5 +198,5 @@ class StreamPipeline:
     def _add(self, snapshot: Snapshot) -> None:
         if self._settings.tracing_stacks_only:
             samples = tuple(sample for sample in snapshot.samples if sample.span is not None)
-            snapshot = replace(snapshot, samples=samples, unattributed=())
+            snapshot = snapshot._replace(samples=samples, unattributed=())
         self._records.take(snapshot)

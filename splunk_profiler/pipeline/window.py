@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from splunk_profiler.model import (
@@ -35,8 +34,7 @@ from splunk_profiler.pipeline.stack_filters import GIL
 _MAX_SHALLOW_FRAMES = 64  # depth of a stack, from the leaf, that may use the reserved half of the frames
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """The capacity of a window.
 
     Attributes:

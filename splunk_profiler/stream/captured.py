@@ -8,8 +8,7 @@ from typing import NamedTuple
 from splunk_profiler.model import Event, SpanRef, Stack, Thread
 
 
-@dataclass(frozen=True, slots=True)
-class StartTime:
+class StartTime(NamedTuple):
     """The interval in which a thread was started: from `earliest_ns`, before `latest_ns`."""
 
     earliest_ns: int

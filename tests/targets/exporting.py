@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import sys
-from dataclasses import asdict
 from itertools import count
 from typing import Any
 
@@ -94,7 +93,7 @@ class Commands:
 
     def counters(self) -> dict[str, int]:
         """Return the exporter's counts of records."""
-        return asdict(self._exporter.batch_exporter.counters())
+        return self._exporter.batch_exporter.counters()._asdict()
 
     def trace(self, name: str) -> bool:
         """End a span."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Generic
 
 import grpc
@@ -70,7 +69,7 @@ class OtlpSink(Generic[Record]):
         try:
             result = self._send(self._encode(batch.records))
             # The receiver counts the parts of a large profile as records.
-            return replace(result, rejected=min(result.rejected, len(batch.records)))
+            return result._replace(rejected=min(result.rejected, len(batch.records)))
         except Exception as error:
             text = f"the records cannot be encoded or sent: {type(error).__name__}: {error}"
             return ExportResult(ExportStatus.REJECTED, text)
