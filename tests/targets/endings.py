@@ -29,6 +29,7 @@ def _start_threads(daemon: bool, goes_on: Callable[[], bool]) -> None:
         with LEDGER.span(worker):
             while goes_on():
                 work(worker)
+                wait(worker)  # else all else that this process does waits for the GIL for most of the time
 
     for worker in range(2):
         threading.Thread(target=busy, args=(worker,), daemon=daemon).start()

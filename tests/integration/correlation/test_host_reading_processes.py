@@ -181,7 +181,7 @@ def test_forked_child_shows_its_parents_storage_until_it_has_its_own() -> None:
 
 def test_reader_sees_consistent_values_while_threads_publish_and_fork() -> None:
     readings = 0
-    with publishing_target("publishing_storm.py", "20") as target:
+    with publishing_target("publishing_storm.py", "10") as target:
         target.line("ready")
         with Reader(target.pid) as reader:
             while target.is_running and not target.has_line("done"):

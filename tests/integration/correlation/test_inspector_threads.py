@@ -22,7 +22,7 @@ from splunk_profiler.inspector.errors import AlreadyTracedError
 from splunk_profiler.inspector.model import ThreadReading
 from splunk_profiler.inspector.tracer import Tracer
 
-MIN_READS = 20_000
+MIN_READS = 8_000
 FLIPPING_THREADS = 8
 
 READ_LOOP_PROGRAM = """
@@ -148,7 +148,7 @@ def test_inspector_killed_at_any_moment_leaves_no_thread_stopped(workshop: Targe
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
         target.do(f"flip {FLIPPING_THREADS} whole", "started")
-        for _ in range(10):
+        for _ in range(5):
             with start_inspector(READ_LOOP_PROGRAM, target.pid) as inspector:
                 inspector.line("reading")
                 wait_until(lambda: bool(stopped_or_traced(target.pid)))
@@ -176,7 +176,7 @@ def test_no_thread_is_left_stopped_by_an_inspector_that_is_interrupted(
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
         target.do(f"flip {FLIPPING_THREADS} whole", "started")
-        for _ in range(5):
+        for _ in range(3):
             with start_inspector(READ_LOOP_PROGRAM, target.pid) as inspector:
                 inspector.line("reading")
                 inspector.signal(number)

@@ -118,9 +118,9 @@ def test_first_labels_of_a_process_are_shown_in_a_context_cached_before() -> Non
 
 
 @pytest.mark.takes_long
-def test_100000_threads_and_a_million_spans_leave_no_memory_behind() -> None:
-    lines = output_of("memory", "100000", "1000000", timeout_s=300)
+def test_many_threads_and_spans_leave_no_memory_behind() -> None:
+    lines = output_of("memory", "40000", "400000", timeout_s=300)
     kept = {name: int(kib) for name, kib in (line.split() for line in lines)}
     assert kept.pop("threads") == 1
     assert kept.keys() == {"many_threads", "many_spans", "many_labels", "many_cached_contexts", "many_installs"}
-    assert max(kept.values()) < 2048, kept
+    assert max(kept.values()) < 512, kept  # 13 bytes of a thread, where nothing leaks 12 KiB of all

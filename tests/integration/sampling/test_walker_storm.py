@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ pytest.importorskip("splunk_profiler._walker", reason="the native walker is not 
 
 @pytest.mark.takes_long
 def test_stacks_are_whole_and_nothing_leaks_while_threads_come_and_go() -> None:
-    with Target("walker_storm.py", "2000", os.environ.get("STORM_THREADS", "2000")) as target:
+    with Target("walker_storm.py", "2000", "1000") as target:
         target.line("ready")
         assert target.finish(timeout_s=240) == 0
         last = target.output.splitlines()[-2:]
