@@ -57,7 +57,7 @@ def measure(quick: bool) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "store.db"
         recording = Recording()
-        fill(recording, STACKS_SAMPLES // (100 if quick else 1))
+        fill(recording, STACKS_SAMPLES // (1000 if quick else 1))
         writer = StoreWriter(path)
         writer.add(recording)
         writer.close()

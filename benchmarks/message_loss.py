@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from result import Result, main, median
 
@@ -22,6 +23,7 @@ from splunk_profiler._context import SocketReader
 BUSY = 8
 BURST = 5
 BURST_INTERVAL_S = 0.02
+END = b"end"  # of the messages
 SENDER = """
 import json, socket, sys, time
 path, bursts, burst, every = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -37,6 +39,8 @@ for number in range(1, bursts + 1):
         except BlockingIOError:
             refused += 1
     time.sleep(max(0, start + number * every - time.monotonic()))
+sending.setblocking(True)
+sending.send(b"end")  # waits for room
 print(json.dumps([sent, refused]))
 """
 
@@ -47,36 +51,33 @@ def hold_gil(stop_event: threading.Event) -> None:
         sum(number * number for number in range(1000))
 
 
-def read_with_mailbox(receiving: socket.socket, stop_event: threading.Event) -> int:
+def read_with_mailbox(receiving: socket.socket) -> int:
     """Read like the profiler."""
     mailbox = SocketReader(receiving.fileno())
     reader = threading.Thread(target=mailbox.run)
     reader.start()
-    received = 0
-    while not stop_event.is_set():
-        received += len(mailbox.take(0.2))
+    received: list[bytes] = []
+    while END not in received[-1:]:
+        received += mailbox.take(0.2)
     mailbox.stop()
     reader.join()
-    return received + len(mailbox.take(0))
+    return len(received) - 1
 
 
-def read_with_poll(receiving: socket.socket, stop_event: threading.Event) -> int:
+def read_with_poll(receiving: socket.socket) -> int:
     """Read like a Python thread that blocks on the socket and drains it."""
     waiting = select.poll()
     waiting.register(receiving, select.POLLIN)
     received = 0
-    while not stop_event.is_set():
-        waiting.poll(200)
-        while True:
-            try:
-                receiving.recv(2048)
-            except BlockingIOError:
-                break
-            received += 1
-    return received
+    while True:
+        waiting.poll()
+        with suppress(BlockingIOError):
+            while receiving.recv(2048) != END:
+                received += 1
+            return received
 
 
-def measure_loss(read: Callable[[socket.socket, threading.Event], int], bursts: int) -> float:
+def measure_loss(read: Callable[[socket.socket], int], bursts: int) -> float:
     """Measure the share of lost messages."""
     stop_event = threading.Event()
     with tempfile.TemporaryDirectory() as directory:
@@ -84,14 +85,14 @@ def measure_loss(read: Callable[[socket.socket, threading.Event], int], bursts: 
         receiving.bind(f"{directory}/s")
         received: list[int] = []
         threads = [threading.Thread(target=hold_gil, args=(stop_event,)) for _ in range(BUSY)]
-        threads.append(threading.Thread(target=lambda: received.append(read(receiving, stop_event))))
+        threads.append(threading.Thread(target=lambda: received.append(read(receiving))))
         for thread in threads:
             thread.start()
         command = [sys.executable, "-c", SENDER, f"{directory}/s", str(bursts), str(BURST), str(BURST_INTERVAL_S)]
         sent: int
         refused: int
         sent, refused = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        threading.Event().wait(1)
+        threads.pop().join()
         stop_event.set()
         for thread in threads:
             thread.join()

@@ -75,7 +75,7 @@ def measure_samples(data_format: str, seconds: float, export_s: float, *, moves:
 def measure(quick: bool) -> Iterator[Result]:
     """Measure both formats and both populations."""
     for data_format, (export_s, limit_us) in FORMATS.items():
-        for moves in (False, True):
+        for moves in (export_s > 5,) if quick else (False, True):
             every_s = export_s / 10 if quick else export_s
             seconds, rounds = (every_s, 1) if quick else (10.0, 2 if export_s > 5 else 3)
             seen = [

@@ -47,7 +47,7 @@ class Plan:
     windows_after: int = 24
 
 
-QUICK = Plan(0.6, 0.1, 1, 1)
+QUICK = Plan(0.3, 0.05, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ def measure(quick: bool) -> Iterator[Result]:
         cases += [("pprof", 10, "saturated"), ("text", 1000, "saturated"), ("text", 10, "unsaturated")]
     for profiler, interval_ms, shape in cases:
         yield from measure_case(Case(profiler, interval_ms, shape), plan)
-    yield from measure_kill(0.5 if quick else 3)
+    yield from measure_kill(0.3 if quick else 3)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def shares(found: dict[str, Any]) -> dict[str, float]:
 def measure(quick: bool) -> Iterator[Result]:
     """Measure text and pprof, alone and beside busy threads."""
     for busy in BUSY_THREAD_COUNTS[:2] if quick else BUSY_THREAD_COUNTS:
-        for profiler in ("pprof", "text"):
+        for profiler in ("text" if busy else "pprof",) if quick else ("pprof", "text"):
             yield from measure_kinds(Case(profiler, INTERVAL_MS, f"kinds:{busy}"), 0.3 if quick else 60 + 20 * busy)
 
 
