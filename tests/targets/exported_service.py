@@ -20,6 +20,7 @@ import resource
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -41,6 +42,7 @@ EXPORTER_MODULES = (
     "_hashlib",  # with it comes OpenSSL
 )
 _PR_SET_CHILD_SUBREAPER = 36
+BUSY = [[""], ["frozen"], ["no interpreter"], ["subreaper"]]  # gRPC is loaded beside a thread that never pauses
 _HUGE_STACK = 1 << 46
 _NOBODY = 65534
 _DEPTH, _DESCENDING = 500, 8
@@ -69,6 +71,8 @@ class GrpcFinder:
 
 
 def price_items() -> int:
+    if sys.argv[1:] not in BUSY:
+        time.sleep(0.005)
     return sum(number * number for number in range(2000))
 
 
