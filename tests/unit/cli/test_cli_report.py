@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -115,18 +117,20 @@ def replaced(value: Any, path: tuple[Any, ...], part: Any) -> Any:
 OTHERS: list[Any] = [None, 1e400, "x", [], {"a": 1}, [None], 10**30]
 
 
-@pytest.mark.parametrize("part", OTHERS, ids=lambda part: repr(part)[:9])
-def test_json_of_any_shape_does_not_end_the_report(tmp_path: Path, part: Any) -> None:
+def test_json_of_any_shape_does_not_end_the_report(tmp_path: Path) -> None:
     whole = (
         logs(record(BUSY, "00000000000000aa"), record(IDLE, running=False)),
         transactions(root("00000000000000aa", "AA", "BB"), INNER),
     )
-    for broken in whole:
+    seen: set[bytes] = set()  # most of what is broken leaves the same numbers
+    for part, broken in product(OTHERS, whole):
         for path in places(json.loads(broken)):
             line = json.dumps(replaced(json.loads(broken), path, part))
             analysis = saved(tmp_path, *whole, line)
-            drawn(analysis)
-            json.dumps(to_dict(analysis, tmp_path))
+            if (numbers := pickle.dumps(analysis)) not in seen:
+                seen.add(numbers)
+                drawn(analysis)
+                json.dumps(to_dict(analysis, tmp_path))
 
 
 def test_a_time_that_no_calendar_has_does_not_end_the_report(tmp_path: Path) -> None:
