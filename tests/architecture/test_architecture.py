@@ -12,10 +12,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
-from source_tree import OURS, ROOT, at, modules, python_files, tree_of, within
+from source_tree import OURS, ROOT, at, modules, nodes_of, python_files, within
 
 # Imports point down, from a row to lower ones: a row for each package, and for each module at the root.
 ROWS: dict[str, int] = {
@@ -178,20 +179,22 @@ class Import:
     lazy: bool
 
 
-def imports(path: Path) -> Iterator[Import]:
+@cache
+def imports(path: Path) -> list[Import]:
     lazy = {
         inner
-        for outer in ast.walk(tree_of(path))
+        for outer in nodes_of(path)
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for inner in ast.walk(outer)
     }
     lazy |= {  # what only a type checker sees is not loaded at all
         inner
-        for block in ast.walk(tree_of(path))
+        for block in nodes_of(path)
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for inner in ast.walk(block)
     }
-    for node in ast.walk(tree_of(path)):
+    found = []
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -203,7 +206,9 @@ def imports(path: Path) -> Iterator[Import]:
             continue
         for name in names:
             ours = within(name, OURS)
-            yield Import((name[len(OURS) + 1 :] or "__init__") if ours else name, ours, node.lineno, node in lazy)
+            own = name[len(OURS) + 1 :] or "__init__"
+            found.append(Import(own if ours else name, ours, node.lineno, node in lazy))
+    return found
 
 
 def _target(module: str, name: str) -> str:
@@ -280,7 +285,7 @@ def test_only_the_command_line_reaches_the_inspector_and_lazily() -> None:
 def _uses(path: Path, module: str, names: set[str]) -> list[int]:
     """Lines in which ``module.name`` or ``from module import name`` stands."""
     lines = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id == module and node.attr in names:
                 lines.append(node.lineno)
@@ -302,14 +307,14 @@ def test_only_the_owners_start_threads() -> None:
     wrong = [
         at(path, node.lineno)
         for path in _others(THREAD_OWNERS)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in THREAD_STARTERS
     ]
     assert not wrong, "system.threads.Worker starts threads"
 
 
 def test_no_module_keeps_state_in_globals() -> None:
-    nodes = ((path, node) for path in python_files(OURS) for node in ast.walk(tree_of(path)))
+    nodes = ((path, node) for path in python_files(OURS) for node in nodes_of(path))
     assert not [at(path, node.lineno) for path, node in nodes if isinstance(node, ast.Global)]
 
 
@@ -334,18 +339,18 @@ def test_a_launch_and_an_import_load_nothing_heavy() -> None:
 
 def _defined_underscored(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found.add(node.attr)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
-    return {name for name in found if re.match(r"_[^_]", name)}
+    return {name for name in found if name.startswith("_") and name[1:2] not in ("", "_")}
 
 
 def _imported(path: Path) -> Iterator[tuple[int, str, ast.alias]]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             yield from ((node.lineno, module, alias) for alias in node.names)
@@ -360,7 +365,7 @@ def _reached_from_outside(path: Path, private: set[str]) -> Iterator[tuple[int, 
             foreign.add((alias.asname or alias.name).partition(".")[0])
         elif re.match(r"_[^_]", alias.name) and alias.name not in EXTENSIONS:
             yield line, f"{module}.{alias.name}"
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and node.attr in private:
             base = node.value
             while isinstance(base, (ast.Attribute, ast.Call)):

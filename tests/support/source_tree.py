@@ -33,6 +33,12 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"), str(path))
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file."""
+    return tuple(ast.walk(tree_of(path)))
+
+
 def within(module: str, package: str) -> bool:
     """Return True for the package itself and what is in it."""
     return module == package or module.startswith(package + ".")
