@@ -135,7 +135,7 @@ def test_no_acknowledged_sample_is_lost_or_doubled_by_a_killed_writer(tmp_path: 
     path = tmp_path / "store.db"
     chosen = random.Random(11)
     acknowledged = 0
-    for _ in range(12):
+    for _ in range(6):
         first = acknowledged // 7 + 1
         before = LiveStore(path).recording.weights(SAMPLES).sum() if path.exists() else 0
         with subprocess.Popen(
