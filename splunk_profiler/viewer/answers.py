@@ -329,27 +329,23 @@ def _flame(
         tree = tree._replace(own=np.where((tree.parent == 0) & (function is None), tree.total, 0))
     used, places = np.unique(tree.function, return_inverse=True)
     functions = [_SMALL_FRAMES if place == SMALL else recording.functions[place] for place in used.tolist()]
-    scale = 1 if before is None else before.scale
-    frames = {
-        name: _round(column)
-        for name, column in tree._replace(function=places, before=tree.before * scale)._asdict().items()
-    }
+    frames = tree._replace(function=places)._asdict()
     if before is None:
         del frames["before"]
+    else:
+        scaled = tree.before * before.scale
+        frames["before"] = np.where(scaled > 0, np.maximum(scaled, 1), scaled)  # as `_round`
     return {
         "total": round(tree.total[0]),
-        "before": frames["before"][0] if "before" in frames else 0,
+        "before": 0 if before is None else round(frames["before"][0]),
         "functions": [[name, file, _KINDS.get(kind, 0)] for name, file, kind in functions],
-        "frames": frames,
+        "frames": {name: np.rint(column).astype(np.int64).tolist() for name, column in frames.items()},
     }
 
 
-def _round(numbers: Numbers | tuple[float, ...]) -> list[int]:
-    """Round to whole numbers, but none to 0 that is not: what was there in a scaled baseline is not new."""
-    rounded = np.rint(numbers)
-    kept = np.where((rounded == 0) & (np.asarray(numbers) != 0), np.sign(numbers), rounded)
-    whole: list[int] = kept.astype(np.int64).tolist()
-    return whole
+def _round(number: float) -> int:
+    """Round, but nothing above 0 to 0: a function with some weight in a scaled baseline is not new."""
+    return round(number) or int(number > 0)
 
 
 def _shown(recording: Recording, found: Sequence[TopRow], search: str, *, is_compared: bool) -> dict[str, Any]:
@@ -363,5 +359,5 @@ def _shown(recording: Recording, found: Sequence[TopRow], search: str, *, is_com
             matches += 1
             if matches <= _MAX_ROWS:
                 sums = row.own, row.total, *((row.own_before, row.total_before) if is_compared else ())
-                rows.append([name, file, row.line, _KINDS.get(kind, 0), *_round(sums)])
+                rows.append([name, file, row.line, _KINDS.get(kind, 0), *map(_round, sums)])
     return {"functions": matches, "rows": rows}
