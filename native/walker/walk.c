@@ -127,7 +127,9 @@ static walk_result walk_threads(ticker_state *ticker, bool is_focused, const PyT
     walk_scratch *scratch = &ticker->scratch;
     size_t frames = 0, selected_index = 0, last_index = 0;
     scratch->count = 0;
-    prefetch_frames(ticker);
+    if (!is_focused) {
+        prefetch_frames(ticker);
+    }
     for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL; state = state->next) {
         if ((is_focused && !is_selected(scratch, &selected_index, state->id)) || is_lost_in_fork(state)) {
             continue;
