@@ -61,7 +61,6 @@ def format_frame(frame: Frame) -> str:
     return f"\tat {frame.namespace}.{frame.function}({frame.file}{line})\n"
 
 
-@lru_cache(maxsize=4096)
 def escape_name(name: str) -> str:
     """Return a thread's name, escaped for double quotes on one line of UTF-8 text."""
     return "".join(_ESCAPES.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in name)
