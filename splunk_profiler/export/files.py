@@ -34,7 +34,7 @@ from splunk_profiler.formats import pprof
 from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, InstrumentationSource, Profile
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.private_files import make_directory, open_private
-from splunk_profiler.system.threads import real_lock, yield_gil
+from splunk_profiler.system.threads import OwnedLock, yield_gil
 
 MAX_FILES = 10_000
 MAX_BYTES = 512 << 20
@@ -81,7 +81,7 @@ class DirectorySink:
         self._has_warned = False
         self._disk_full_profile: Profile | None = None  # old files have been removed for it
         self._is_closed = False
-        self._lock = real_lock()
+        self._lock = OwnedLock()
 
     def export(self, batch: Batch[Profile]) -> ExportResult:
         """Write `batch`, each profile whole or not at all."""

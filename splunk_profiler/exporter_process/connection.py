@@ -32,7 +32,7 @@ from splunk_profiler.exporter_process.transport import (
     socket_name,
 )
 from splunk_profiler.system.guard import logger
-from splunk_profiler.system.threads import real, real_lock
+from splunk_profiler.system.threads import OwnedLock, real
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +54,13 @@ class _OwnedSocket:
 
     def __init__(self, made: _socket.socket) -> None:
         found = os.fstat(made.fileno())
+        self._identity = made.fileno(), found.st_dev, found.st_ino
         self.descriptor = made.detach()  # the object would close the number, also if it is another file's by then
-        self._identity = self.descriptor, found.st_dev, found.st_ino
+
+    def __del__(self, close: Callable[[int, int, int], object] = socket_close) -> None:
+        """Close it if a signal handler raised before its owner had it."""
+        if hasattr(self, "_identity"):
+            close(*self._identity)
 
     def send(self, data: memoryview) -> int:
         return socket_send(*self._identity, data)
@@ -94,7 +99,7 @@ class ExporterConnection:
         self._clock = clock
         self._token = token
         self._pid = os.getpid()
-        self._lock = real_lock()
+        self._lock = OwnedLock()
         self._generation = 1
         self._socket: _OwnedSocket | None = None
         # Sockets of a call in progress. A forked child closes its copies: while one is open the connection is.
@@ -166,7 +171,7 @@ class ExporterConnection:
         """End the connection for good; return True if the exporter confirms in time that it has sent everything on."""
         deadline_s = time.monotonic() + timeout_s
         self.reset_after_fork()
-        if not self._lock.acquire(timeout=max(timeout_s, 0)):
+        if not self._lock.acquire(timeout_s):
             return False
         try:
             self._is_closed = True
@@ -181,7 +186,7 @@ class ExporterConnection:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        self._lock = real_lock()  # a lost thread may hold the parent's
+        self._lock = OwnedLock()  # a lost thread may hold the parent's
         self._generation += 1
         self._next_connection_s = self._next_launch_s = self._next_log_s = self._pause_s = 0.0
         self._restarts = self._silences = 0

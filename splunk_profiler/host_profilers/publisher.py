@@ -12,7 +12,6 @@ pointer, in this order. Specification: Elastic universal profiling integration; 
 
 from __future__ import annotations
 
-import _thread
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from splunk_profiler.host_profilers.process_storage import Service, encode, serv
 from splunk_profiler.host_profilers.span_identity import IDENTITY_ATTRIBUTE, IdentityFactory
 from splunk_profiler.otel.span_processors import SpanStartInstaller
 from splunk_profiler.system.guard import Guard, OnceLog, logger
-from splunk_profiler.system.threads import real_lock
+from splunk_profiler.system.threads import OwnedLock
 
 _LOCK_TIMEOUT_S = 1.0  # while another thread makes the process visible
 _SOCKET_SETTING = "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR"
@@ -68,8 +67,7 @@ class ProcessPublisher:
         self._source = source
         self._correlator = correlator
         self._notify = notify
-        self._lock = real_lock()
-        self._forking_ident = 0  # ident of the thread that holds `_lock` while it forks
+        self._lock = OwnedLock()
         self._guard = Guard("publishing to host profilers")
         self._identity_factory = IdentityFactory(extension.Identity, extension.previous_local_root)
         self._providers = SpanStartInstaller(extension.assign_identity)
@@ -112,15 +110,14 @@ class ProcessPublisher:
 
     def stop_listening(self, timeout_s: float) -> None:
         """Stop the correlator. Comes before `stop`, while switches are still published: it may take long."""
-        has_lock = self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        self._lock.acquire(_LOCK_TIMEOUT_S)
         self._correlates = False
-        if has_lock:
-            self._lock.release()
+        self._lock.release()
         self._correlator.stop(timeout_s)
 
     def stop(self) -> None:
         """Publish nothing any more, and leave readers no pointer to follow."""
-        has_lock = self._lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        self._lock.acquire(_LOCK_TIMEOUT_S)
         try:
             self._correlates = self._needs_labels_library = False
             self._providers.detach()
@@ -128,8 +125,7 @@ class ProcessPublisher:
             self._extension.uninstall()
             self._close_socket()
         finally:
-            if has_lock:
-                self._lock.release()
+            self._lock.release()
 
     def run_pending_work(self) -> None:
         """Load the libraries, make the process visible once its service is known, and start the correlator.
@@ -168,22 +164,18 @@ class ProcessPublisher:
 
     def hold_for_fork(self, timeout_s: float) -> None:
         """Keep other threads from making the process visible. Two threads may fork at once."""
-        if self._lock.acquire(timeout=timeout_s):
-            self._forking_ident = _thread.get_ident()
+        self._lock.acquire(timeout_s)
 
     def release_after_fork(self) -> None:
         """Let other threads continue, in the parent; does nothing on a thread without the hold."""
-        if self._forking_ident == _thread.get_ident():
-            self._forking_ident = 0
-            self._lock.release()
+        self._lock.release()
 
     def reset_after_fork(self) -> None:
         """Continue in a forked child, with its own socket and storage, after the correlator's reset.
 
         Readers may look at the child at once. So its inherited storage is replaced in one step, and is never absent.
         """
-        self._lock = real_lock()
-        self._forking_ident = 0
+        self._lock = OwnedLock()
         self._extension.reset_after_fork()
         self._reopen_count = 0
         self._close_socket()  # the parent's
@@ -262,7 +254,7 @@ class ProcessPublisher:
 
         `reopen_count` is that of the socket that the correlator lost; None to check the socket itself.
         """
-        if self._lock.acquire(timeout=_LOCK_TIMEOUT_S):
+        if self._lock.acquire(_LOCK_TIMEOUT_S):
             try:
                 message_socket = self._message_socket
                 is_lost = (

@@ -20,7 +20,7 @@ from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor, iter_processors
 from splunk_profiler.system.guard import Guard, OnceLog, logger
 from splunk_profiler.system.method_patch import MethodPatch
-from splunk_profiler.system.threads import real_lock
+from splunk_profiler.system.threads import OwnedLock
 
 _DEFAULT_FLUSH_TIMEOUT_MS = 30_000  # the SDK's default
 _STALL_TIMEOUT_S = 1.0
@@ -41,7 +41,7 @@ class SpanDeferral:
         self._forwarder = forwarder
         self._on_defer = on_defer  # called when a transaction begins to wait; must be short
         self._now_ns = monotonic_ns
-        self._lock = real_lock()  # held while the processors of `_unwrapped` are wrapped
+        self._lock = OwnedLock()  # held while the processors of `_unwrapped` are wrapped
         self._unwrapped: deque[Any] = deque()
         self._patched_sets: list[Any] = []  # sets of processors
         self._patches: list[MethodPatch] = []
@@ -52,7 +52,7 @@ class SpanDeferral:
         """Wrap what exports among `processors`, now and when more are added. Never waits."""
         self._unwrapped.append(processors)
         # A thread that holds the lock also wraps what other threads append meanwhile.
-        while self._unwrapped and self._lock.acquire(blocking=False):
+        while self._unwrapped and self._lock.acquire(0):
             try:
                 with self._guard.catching():
                     if self._unwrapped:
@@ -72,7 +72,7 @@ class SpanDeferral:
     def reset_after_fork(self) -> None:
         """Drop what waits in a forked child: the parent exports it. No profiler is known here yet."""
         self.is_active = False
-        self._lock = real_lock()  # a thread of the parent may have held it
+        self._lock = OwnedLock()  # a thread of the parent may have held it
         self._unwrapped.clear()
         self._forwarder.reset_after_fork()
 

@@ -9,7 +9,7 @@ import _thread
 from typing import Any
 
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
-from splunk_profiler.system.threads import real_lock
+from splunk_profiler.system.threads import OwnedLock
 
 
 class ForwardingError(Exception):
@@ -21,12 +21,11 @@ class WorkerExport:
 
     def __init__(self) -> None:
         self.processor: WrappedProcessor | None = None
-        self._lock = real_lock()  # held during each call
+        self._lock = OwnedLock()  # held during each call, and by a forking thread
         self._worker_ident = 0
         self._count = 0  # calls that have ended
         self._stuck_count = -1  # `_count` at the last `mark_stuck`
         self._fork_timeout_count = -1  # `_count` when a fork last waited in vain
-        self._forking_ident = 0  # ident of the thread that holds `_lock` while it forks
 
     def export(self, wrapped: WrappedProcessor, span: Any) -> None:
         """Give `span` to its exporter, on the worker thread; `ForwardingError` if it raised what ends a thread."""
@@ -65,13 +64,10 @@ class WorkerExport:
         """
         if self.is_this_thread_exporting or (self.processor is not None and self._count == self._fork_timeout_count):
             return
-        if self._lock.acquire(timeout=timeout_s):
-            self._forking_ident = _thread.get_ident()
-        else:
+        if not self._lock.acquire(timeout_s):
             self._fork_timeout_count = self._count
 
     def release_after_fork(self) -> None:
         """Allow calls again, in the parent."""
-        if self._forking_ident == _thread.get_ident():
-            self._forking_ident = 0
+        if not self.is_this_thread_exporting:
             self._lock.release()

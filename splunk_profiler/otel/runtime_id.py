@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from splunk_profiler.otel.span_processors import SpanStartInstaller
 from splunk_profiler.system.guard import Guard
-from splunk_profiler.system.threads import real_lock
+from splunk_profiler.system.threads import OwnedLock
 
 RUNTIME_ID = "runtime-id"
 INSTANCE_ID = "service.instance.id"
@@ -60,7 +60,7 @@ class ResourceTagger:
         self._settled_s = 0.0 if parent is None else time.monotonic() + _FORK_HOOK_TIMEOUT_S
         self._guard = Guard("saying on spans which process they come from")
         self._cached: tuple[Any, tuple[str, ...], Any] | None = None
-        self._lock = real_lock()  # guards the following
+        self._lock = OwnedLock()  # guards the following
         self._provider: Any = None
         self._original_resource: Any = None
         self._tagged: Any = None  # the resource that replaces it
@@ -102,7 +102,7 @@ class ResourceTagger:
         resource = getattr(provider, "_resource", None)
         if not self._on_spans or resource is None or self._is_tagged(provider, resource):
             return
-        if not self._lock.acquire(False):
+        if not self._lock.acquire(0):
             return
         try:
             if not self._is_detached:
@@ -113,14 +113,13 @@ class ResourceTagger:
 
     def detach(self) -> None:
         """Restore the application's resource for spans that start from now on."""
-        acquired = self._lock.acquire(timeout=_DETACH_TIMEOUT_S)
+        self._lock.acquire(_DETACH_TIMEOUT_S)
         self._is_detached = True
         try:
             with self._guard.catching():
                 self._untag_provider()
         finally:
-            if acquired:
-                self._lock.release()
+            self._lock.release()
 
     def _instance_id(self) -> str:
         """Return the instance id of the resource that was tagged last; empty if it had none."""

@@ -7,13 +7,17 @@ threads: they must be short and must not raise. Must not load the SDK.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 from weakref import ref
 
 from splunk_profiler.system.guard import Guard
+from splunk_profiler.system.threads import WakeEvent
 
 _LOCK_TIMEOUT_S = 0.1
+_POLL_INTERVAL_S = 0.002
 
 
 class PassiveProcessor:
@@ -114,12 +118,8 @@ def replace_processors(processors: Any, others: Callable[[tuple[Any, ...]], tupl
     Proceeds without the provider's lock after a timeout: the caller may be a signal handler that
     interrupted the lock's holder.
     """
-    acquired = processors._lock.acquire(timeout=_LOCK_TIMEOUT_S)
-    try:
+    with processors._lock if _becomes_free(processors._lock) else nullcontext():
         processors._span_processors = others(processors._span_processors)
-    finally:
-        if acquired:
-            processors._lock.release()
 
 
 def remove_processor(processors: Any, processor: PassiveProcessor) -> None:
@@ -131,12 +131,17 @@ def remove_processor(processors: Any, processor: PassiveProcessor) -> None:
 def _can_lock(provider: Any) -> bool:
     """Return True if the provider's lock for adding a span processor is free; see `replace_processors`."""
     lock = getattr(getattr(provider, "_active_span_processor", None), "_lock", None)
-    if lock is None:
-        return True
-    acquired: bool = lock.acquire(timeout=_LOCK_TIMEOUT_S)
-    if acquired:
-        lock.release()
-    return acquired
+    return lock is None or _becomes_free(lock)
+
+
+def _becomes_free(lock: Any) -> bool:
+    """Return True if `lock` is free in time. A handler that raises after `acquire(timeout)` would keep it acquired."""
+    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
+    while lock.locked():
+        if time.monotonic() > deadline_s:
+            return False
+        WakeEvent().wait(_POLL_INTERVAL_S)
+    return True
 
 
 def is_local_root(span: Any) -> bool:

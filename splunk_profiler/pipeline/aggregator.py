@@ -28,7 +28,7 @@ from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.waits import GIL_WAIT, wait_kind
 from splunk_profiler.pipeline.window import Bounds, BucketKey, Window
 from splunk_profiler.system.guard import logger
-from splunk_profiler.system.threads import real_lock, yield_gil
+from splunk_profiler.system.threads import OwnedLock, yield_gil
 
 Label = tuple[str, str | int]
 _WAITING_TASK: Label = ("thread.state", "waiting task")
@@ -73,7 +73,7 @@ class Aggregator:
         self._take_idle_repeats = take_idle_repeats
         self._live_samples = live_samples
         self._kinds = tuple(kinds)
-        self._lock = real_lock()  # guards what follows
+        self._lock = OwnedLock()  # guards what follows
         self._shares = CpuShares()
         self._window: Window | None = None
         self._has_dropped_labels = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import time
-from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -19,7 +18,7 @@ from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Re
 from splunk_profiler.pipeline.delivery_log import DeliveryLog
 from splunk_profiler.pipeline.record_memory import RecordMemory, SizedMemory
 from splunk_profiler.system.guard import Guard
-from splunk_profiler.system.threads import WakeEvent, real_lock
+from splunk_profiler.system.threads import OwnedLock, WakeEvent
 
 _MAX_WAIT_S = 3600.0
 _INITIAL_BACKOFF_NS = 500_000_000
@@ -82,7 +81,7 @@ class BatchExporter(Generic[Record]):
         self._guard = Guard("the exporting thread")
         self._delivery_log = DeliveryLog(monotonic_ns)
 
-        self._lock = real_lock()  # guards what follows; held for a few instructions at a time
+        self._lock = OwnedLock()  # guards what follows; held for a few instructions at a time
         self._queue: deque[tuple[Record, int]] = deque()
         self._queued_bytes = 0  # on the wire
         self._memory = memory or SizedMemory(size_of)  # of the queue and the batch in flight
@@ -93,8 +92,7 @@ class BatchExporter(Generic[Record]):
         self._is_running = False
 
         self._stuck_batch: Batch[Record] | None = None  # in flight when a fork gave up waiting
-        self._exporting = real_lock()  # held during an export, and by a forking thread
-        self._forking_thread: int | None = None
+        self._exporting = OwnedLock()  # held during an export, and by a forking thread
         self._wake = wake or WakeEvent()
         self._ended = WakeEvent()
 
@@ -175,20 +173,16 @@ class BatchExporter(Generic[Record]):
         in_flight = self._in_flight
         # One fork waits for a stuck batch, not every fork: the file system may be dead.
         is_stuck = in_flight is self._stuck_batch
-        held = self._exporting.acquire(timeout=0 if is_stuck else timeout_s / 2)
+        held = self._exporting.acquire(0 if is_stuck else timeout_s / 2)
         if not held and not is_stuck:
             self._sink.interrupt()
-            held = self._exporting.acquire(timeout=timeout_s / 2)
+            held = self._exporting.acquire(timeout_s / 2)
             self._stuck_batch = None if held else in_flight
-        if held:
-            self._forking_thread = get_ident()
         return held
 
     def release_after_fork(self) -> None:
         """Allow exports again in the parent; does nothing on a thread without the hold."""
-        if self._forking_thread == get_ident():
-            self._forking_thread = None
-            self._exporting.release()
+        self._exporting.release()
 
     def _export_once(self) -> bool:
         """Gather and export one batch; return False when `run` has to end."""

@@ -49,6 +49,44 @@ class WakeEvent:
         return self._lock.acquire(timeout=max(timeout_s, 0.0))
 
 
+class OwnedLock:
+    """A lock that belongs to the thread that acquired it, however often it did, until that thread releases it.
+
+    A signal handler may raise right after any lock was acquired: always after `acquire` with a timeout, on CPython 3.14
+    also in a ``with`` statement. Every other thread would wait for ever. Taking this lock is one operation, so the
+    thread can tell that it has it; its next call goes on and frees it.
+    """
+
+    def __init__(self) -> None:
+        self._owner: dict[str, int] = {}
+        self._get_ident = real_get_ident()
+
+    def acquire(self, timeout_s: float = inf) -> bool:
+        """Wait up to `timeout_s` seconds; return True if the calling thread has the lock."""
+        own = self._get_ident()
+        if self._owner.setdefault("ident", own) == own:
+            return True
+        deadline_s = time.monotonic() + timeout_s
+        while self._owner.setdefault("ident", own) != own:
+            if time.monotonic() >= deadline_s:
+                return False
+            WakeEvent().wait(_POLL_INTERVAL_S)
+        return True
+
+    def release(self) -> None:
+        """Free the lock; does nothing on a thread that does not have it."""
+        if self._owner.get("ident") == self._get_ident():
+            self._owner.clear()
+
+    def __enter__(self) -> None:
+        """Wait for the lock."""
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        """Free it."""
+        self.release()
+
+
 class _Thread(threading.Thread):
     """A thread that ends without an error after gevent has replaced thread idents in its lifetime."""
 
@@ -68,6 +106,7 @@ class Worker:
         self.name = NAME_PREFIX + role
         self.ident = self.native_id = 0
         self._body = body
+        self._has_ended = False
         self._ended = WakeEvent()
         self._started = real_lock()
         self._failure: BaseException | None = None  # of the steps before the body
@@ -91,9 +130,9 @@ class Worker:
 
     def join(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` seconds; return True if the thread has ended."""
-        if not self._ended.wait(timeout_s):
+        if not self._has_ended and not self._ended.wait(timeout_s):
             return False
-        self._ended.set()  # for the next call
+        self._ended.set()  # for a call on another thread
         if self._thread is not None:
             self._thread.join(timeout_s)  # until `threading` no longer lists it
         return True
@@ -111,6 +150,7 @@ class Worker:
         finally:
             _register_with_walker(False)
             _PROFILER_THREADS.discard((os.getpid(), self.ident))
+            self._has_ended = True
             self._ended.set()
 
     def _run_without_threading(self) -> None:

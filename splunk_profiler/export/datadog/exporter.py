@@ -21,7 +21,7 @@ from splunk_profiler.export.datadog.multipart import LIBRARY_NAME, Form, Profile
 from splunk_profiler.export.deadline_stream import DeadlineStream, TlsStream, client_context, remaining_s
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
-from splunk_profiler.system.threads import real, real_lock
+from splunk_profiler.system.threads import OwnedLock, real
 from splunk_profiler.version import __version__
 
 INPUT_PATH = "/profiling/v1/input"
@@ -42,7 +42,7 @@ class DatadogSink:
         self._timeout_s = timeout_s
         self._addresses: list[Any] = []
         self._tls: ssl.SSLContext | None = None
-        self._lock = real_lock()  # guards what follows
+        self._lock = OwnedLock()  # guards what follows
         self._is_exporting = False
         self._is_interrupted = False
         self._is_closed = False

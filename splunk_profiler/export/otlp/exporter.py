@@ -26,7 +26,7 @@ from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import body_parts
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record
 from splunk_profiler.otel.spans import tracer_provider
-from splunk_profiler.system.threads import real_lock
+from splunk_profiler.system.threads import OwnedLock
 
 _MIN_TIMEOUT_S = 0.05
 
@@ -55,7 +55,7 @@ class OtlpSink(Generic[Record]):
         self._compression = grpc.Compression.Gzip if transport.gzip else grpc.Compression.NoCompression
         self._server_protocol = errors.ServerProtocol.UNKNOWN
         self._probed_details = ""
-        self._lock = real_lock()  # guards what follows
+        self._lock = OwnedLock()  # guards what follows
         self._is_exporting = False
         self._is_interrupted = False
         self._is_closed = False

@@ -103,7 +103,7 @@ def test_a_profile_that_an_agent_finds_too_large_arrives_in_parts(exporter: str)
     with AnsweringServer(http_response(413), http_response(200)) as server:
         env = sent_to(f"http://127.0.0.1:{server.port}", interval_ms=60_000)
         env["SPLUNK_PROFILER_EXPORTER"] = exporter
-        with Target("accounted_work.py", "busy", "0.5", env=env) as target:
+        with Target("accounted_work.py", "tasks", "1", env=env) as target:
             assert target.json("ledger")
             assert target.finish() == 0, target.output
             assert "profiling records" not in target.final_output()
@@ -112,7 +112,7 @@ def test_a_profile_that_an_agent_finds_too_large_arrives_in_parts(exporter: str)
     assert len(parts) > 1
     assert sum(parts) == refused
     owners = json.loads(gzip.decompress(forms[0].files["code-provenance.json"]))["v1"]
-    assert {"splunk-profiler", "stdlib"} <= {owner["name"] for owner in owners}
+    assert {"opentelemetry-api", "stdlib"} <= {owner["name"] for owner in owners}
 
 
 def form_in(request: bytes) -> ReadForm:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
+from itertools import count
 
 import pytest
+from interrupted_lines import is_interrupted
 
 pytest.importorskip("splunk_profiler._walker")
+from splunk_profiler.exporter_process import connection as connection_module
 from splunk_profiler.exporter_process.connection import ExporterConnection
+from splunk_profiler.system.threads import Worker
 
 
 class FailingLaunch:
@@ -80,3 +84,25 @@ def test_child_that_is_forked_during_a_launch_closes_the_listener() -> None:
     connection = ExporterConnection(fork, os.urandom(16).hex())
     assert not connection.send(b"data")
     assert statuses == [0]
+
+
+def test_connection_that_a_signal_handler_interrupts_anywhere_can_be_closed(launch: FailingLaunch) -> None:
+    def use(connection: ExporterConnection) -> None:
+        connection.send(b"data")
+        connection.receive()
+        connection.close(0)
+
+    def interrupt_everywhere() -> None:
+        for line in count(1):
+            connection = ExporterConnection(launch, os.urandom(16).hex(), launch.clock)
+            was_interrupted = is_interrupted(lambda: use(connection), connection_module, line)  # noqa: B023
+            use(connection)
+            lines.append(line)
+            if not was_interrupted:
+                return
+
+    lines: list[int] = []
+    worker = Worker("interrupted", interrupt_everywhere)
+    worker.start()
+    assert worker.join(60), f"it waits for ever after an exception at line {len(lines) + 1}"
+    assert len(lines) > 50

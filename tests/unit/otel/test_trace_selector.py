@@ -6,13 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import count
-from types import FrameType
-from typing import Any
 
 import pytest
+from interrupted_lines import is_interrupted
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -235,37 +234,11 @@ def test_entries_of_many_threads_leave_nothing_behind(all_of_them: Bench) -> Non
     assert all_of_them.trace_selector.refused_count == 0
 
 
-class TimeIsUpError(BaseException):
-    """An exception that a signal handler of the application raises anywhere."""
-
-
-def _is_interrupted(work: Callable[[], object], line: int) -> bool:
-    """Run `work`, raise in the `line`-th executed line of the selector, and return True if it got there."""
-    left = count(1 - line)
-
-    def notice(frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename != trace_selector.__file__:
-            return None
-        if event == "line" and next(left) == 0:
-            raise TimeIsUpError
-        return notice
-
-    before = sys.gettrace()
-    sys.settrace(notice)
-    try:
-        work()
-    except TimeIsUpError:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 def test_wherever_a_signal_handler_raises_nothing_is_profiled_for_ever(all_of_them: Bench) -> None:
     for line in count(1):
-        at_start = _is_interrupted(all_of_them.start, line)
+        at_start = is_interrupted(all_of_them.start, trace_selector, line)
         other = all_of_them.start()
-        at_end = _is_interrupted(other.end, line)
+        at_end = is_interrupted(other.end, trace_selector, line)
         all_of_them.now_ns += MAX_ENTRY_NS + 1
         all_of_them.trace_selector.expire_entries()
         assert all_of_them.traces == set(), line

@@ -66,28 +66,23 @@ def watcher(choice: WalkerChoice) -> Iterator[Watcher]:
 @contextmanager
 def thread(body: Callable[[Callable[[], None]], None], name: str = "subject") -> Iterator[threading.Thread]:
     """Run `body(wait)` in a thread; `wait()` signals its arrival and blocks until the test is over."""
-    here, over = threading.Event(), threading.Event()
+    here, over = threading.Event(), threading.Lock()
+    over.acquire()
 
     def wait() -> None:
         here.set()
-        over.wait()
+        over.acquire()
 
     subject = threading.Thread(target=body, args=(wait,), name=name)
     subject.start()
     try:
         here.wait()
-        # The thread has released the GIL in `over.wait`; its stack stays the same from then on.
-        while not _is_waiting(subject):
+        while top_frame(subject.ident or 0).f_lineno != wait.__code__.co_firstlineno + 2:
             os.sched_yield()
-        yield subject
+        yield subject  # its stack stays the same from then on
     finally:
-        over.set()
+        over.release()
         subject.join()
-
-
-def _is_waiting(subject: threading.Thread) -> bool:
-    frame = top_frame(subject.ident or 0)
-    return frame.f_code.co_name == "wait" and (frame.f_back or frame).f_code.co_name == "wait"
 
 
 def _places(frame: FrameType | None) -> list[tuple[str, str, int | None]]:
@@ -200,15 +195,18 @@ def test_a_thread_is_described_by_its_ids_its_age_and_its_cpu_time(watcher: Watc
 
 
 def test_a_thread_that_used_cpu_runs_and_one_that_waits_says_for_what(watcher: Watcher) -> None:
-    with thread(lambda wait: wait()):
-        watcher.look()
-        # The subject uses some CPU on its way into the wait, after its stack has stopped to change.
-        for _ in range(1000):
-            sum(range(200_000))
-            samples = {sample.thread.thread.name: sample.thread for sample in watcher.look().samples}
-            assert samples["MainThread"].running
-            if not samples["subject"].running:
-                break
+    over = threading.Event()
+    subject = threading.Thread(target=over.wait, name="subject")
+    subject.start()
+    watcher.look()
+    for _ in range(1000):  # it uses some CPU on its way into the wait
+        sum(range(200_000))
+        samples = {sample.thread.thread.name: sample.thread for sample in watcher.look().samples}
+        assert samples["MainThread"].running
+        if not samples["subject"].running:
+            break
+    over.set()
+    subject.join()
     assert not samples["subject"].running
     assert samples["subject"].waiting_on == "condition"
 

@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
+from itertools import count
 
 import pytest
+from interrupted_lines import is_interrupted
 
-from splunk_profiler.system.threads import GilOffer, ShortTurns, WakeEvent, Worker
+from splunk_profiler.system import threads
+from splunk_profiler.system.threads import GilOffer, OwnedLock, ShortTurns, WakeEvent, Worker
 
 
 def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
@@ -55,6 +58,57 @@ def test_a_wait_ends_also_when_its_time_is_over_before_it_begins(timeout_s: floa
     assert worker.join(60)
 
 
+def test_an_owned_lock_keeps_other_threads_out_until_its_owner_releases_it() -> None:
+    lock, taken = OwnedLock(), WakeEvent()
+    assert lock.acquire(0)
+    assert lock.acquire(0), "its owner has it already"
+
+    def take() -> None:
+        lock.release()
+        lock.acquire()
+        taken.set()
+
+    other = Worker("other", take)
+    other.start()
+    assert not taken.wait(0.01)
+    lock.release()
+    assert other.join(60)
+    assert not lock.acquire(0), "the other thread has it"
+
+
+def test_an_owned_lock_is_not_lost_wherever_a_signal_handler_raises() -> None:
+    lock = OwnedLock()
+
+    def use() -> None:
+        with lock:
+            lock.acquire(60)
+        lock.release()
+
+    for line in count(1):
+        was_interrupted = is_interrupted(use, threads, line)
+        use()
+        got: list[bool] = []
+        other = Worker("other", lambda: got.append(lock.acquire(0)) or lock.release())  # type: ignore[func-returns-value] # noqa: B023
+        other.start()
+        assert other.join(60)
+        assert got == [True], f"after an exception at line {line}"
+        if not was_interrupted:
+            break
+    assert line > 10
+
+
+def test_an_end_that_a_signal_handler_interrupts_is_seen_by_the_next_join() -> None:
+    for line in count(1):
+        worker = Worker("subject", lambda: None)
+        worker.start()
+        was_interrupted = is_interrupted(lambda: worker.join(60), threads, line)  # noqa: B023
+        assert worker.join(60), line
+        assert worker.join(0), f"after an exception at line {line}"
+        if not was_interrupted:
+            break
+    assert line > 3
+
+
 def test_a_worker_leaves_signals_to_the_threads_of_the_application() -> None:
     blocked: list[set[int]] = []
     worker = Worker("subject", lambda: blocked.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))))
@@ -83,7 +137,8 @@ GEVENT = """
 from gevent import monkey
 if BEFORE: monkey.patch_all()
 import _thread, threading, gevent
-from splunk_profiler.system.threads import GilOffer, ShortTurns, WakeEvent, Worker
+from splunk_profiler.system import threads
+from splunk_profiler.system.threads import GilOffer, OwnedLock, ShortTurns, WakeEvent, Worker
 if not BEFORE: monkey.patch_all()
 real_ident = monkey.get_original("_thread", "get_ident")
 over, idents = WakeEvent(), []
