@@ -14,7 +14,7 @@ from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment
 from saved_samples import sample_line, span_line
 
 SCREENS = ROOT / "build" / "screens"
-AXE = (files("axe_core_python") / "axe.min.js").read_text("utf-8")
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 START_NS = 1_790_000_000 * 10**9
 SEARCH, CHECKOUT = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"
 SERVE = "uvicorn.server.Server.serve(/venv/lib/python3.12/site-packages/uvicorn/server.py:70)"
