@@ -3,8 +3,9 @@
 A week of one service: 200,000 distinct stacks of 10 to 60 frames, 8 endpoints, 40 threads, 4 processes, a third of the
 samples in 500,000 traces, the spans of those of the last two days. The answers are made as for the page, JSON included,
 but not sent. What the viewer keeps of earlier answers is pushed out before each click, but for the selection that it
-comes from. The same samples as rows of SQLite and, where it is installed, of DuckDB answer one question only: the
-weights of all stacks of an endpoint.
+comes from. Where there is Chromium, clicks on the page are timed as well, each until all parts of the page are drawn.
+The same samples as rows of SQLite and, where it is installed, of DuckDB answer one question only: the weights of all
+stacks of an endpoint.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import resource
 import sqlite3
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +35,8 @@ from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, Baseline, Facets, Sele
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.store_writer import StoreWriter
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
 SAMPLES, FUNCTIONS, SPANS_PER_TRACE = 10_000_000, 20_000, 2
 SAMPLES_PER_STACK, SAMPLES_PER_TRACE = 50, 20
 DAYS_OF_SPANS = 2  # as long as a store keeps them, if it is not told otherwise
@@ -42,6 +47,34 @@ CLICK_LIMIT_MS = 300
 ROUNDS = 5
 COMPARED = "all parts of it, compared with the whole"
 SELECTED = f"GET /{ENDPOINTS // 2}"
+
+# What the reader does on the page, by name; each follows the one before.
+ACTIONS = {
+    "endpoint": f"document.querySelector(\"[data-choice='endpoint {SELECTED}']\").click()",
+    "inverted": "document.querySelector('[data-view=inverted]').click()",
+    "top": "document.querySelector('[data-view=top]').click()",
+    "function": "document.querySelector('#top tbody button').click()",
+    "flame": "document.querySelector('[data-view=flame]').click()",
+    "all functions": "document.querySelector('#all').click()",
+    "compare": "document.querySelector('#compare').click()",
+    "thread": "document.querySelector(\"[data-choice='thread worker-1']\").click()",
+    "end of the comparison": "document.querySelector('#uncompare').click()",
+    "a day": f"set({{ since: '{END_NS - DAY_NS}', until: '{END_NS}' }}); show()",
+    "the whole time": "document.querySelector('#whole').click()",
+    "without the endpoint": f"document.querySelector(\"[data-choice='endpoint {SELECTED}']\").click()",
+}
+_UNTIL_DRAWN = """
+(async () => {
+  const body = document.body, before = body.dataset.shown, started = performance.now();
+  const isShown = new Promise((resolve) => new MutationObserver((_, observer) => {
+    if (body.dataset.shown !== before) { observer.disconnect(); resolve(); }
+  }).observe(body, { attributes: true }));
+  %s;
+  await isShown;
+  await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+  return performance.now() - started;
+})()
+"""
 
 Ints = NDArray[np.int64]
 
@@ -174,6 +207,30 @@ def times_ms(question: Callable[[], Any], rounds: int, before: Callable[[], Any]
     return found
 
 
+def times_on_page_ms(path: Path, directory: Path, rounds: int) -> dict[str, list[float]]:
+    """Return how long each action on the page took, by its name; none without Chromium."""
+    from browser import CHROMIUM, run_browser  # noqa: PLC0415  # of the tests
+
+    found: dict[str, list[float]] = {}
+    if CHROMIUM is None:
+        return found
+    with subprocess.Popen(
+        [sys.executable, "-m", "splunk_profiler", "view", str(path)], stdout=subprocess.PIPE
+    ) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().decode().split()[-1]
+            with run_browser(directory) as page:
+                page.open(address)
+                for _ in range(rounds):
+                    for name, action in ACTIONS.items():
+                        found.setdefault(name, []).append(page.value(_UNTIL_DRAWN % action))
+                page.do("Page.navigate", url="about:blank")
+        finally:
+            server.terminate()
+    return found
+
+
 def sql_times(recording: Recording, directory: Path, rounds: int) -> Iterator[tuple[str, list[float], int]]:
     """Yield for each database its name, the times of one question in ms, and its bytes."""
     columns = recording.loaded[0]
@@ -218,6 +275,11 @@ def measure(quick: bool) -> Iterator[Result]:
             yield Result(f"{name}: weights of the stacks of an endpoint", median(found), "ms", details=details)
         last_trace = max(recording.spans)
         del recording
+        on_page = times_on_page_ms(path, Path(directory), rounds)
+        if on_page:
+            medians = {name: statistics.median(each) for name, each in on_page.items()}
+            details = {f"{name}_ms": round(value) for name, value in medians.items()}
+            yield Result("slowest click in Chromium", max(medians.values()), "ms", CLICK_LIMIT_MS, details=details)
         started = time.perf_counter()
         store = LiveStore(path)
         loaded_s = time.perf_counter() - started

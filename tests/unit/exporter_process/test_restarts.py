@@ -86,7 +86,7 @@ def test_child_that_is_forked_during_a_launch_closes_the_listener() -> None:
     assert statuses == [0]
 
 
-def test_connection_that_a_signal_handler_interrupts_anywhere_can_be_closed(launch: FailingLaunch) -> None:
+def test_connection_that_a_raising_handler_interrupts_can_be_closed(launch: FailingLaunch) -> None:
     def use(connection: ExporterConnection) -> None:
         connection.send(b"data")
         connection.receive()
