@@ -127,7 +127,9 @@ def test_10000_spans_a_second_lose_labels_but_no_time_in_bounded_memory(walker: 
     # One profile of the whole run: in a second, a machine that is busy has too few samples to fill one.
     profiles, ledger = _run("many_spans", walker, {"SPLUNK_PROFILER_EXPORT_INTERVAL": "60000"}, seconds=4)
     _assert_adds_up(profiles, ledger, walker)
-    assert any("fewer labels" in comment for profile in profiles for comment in profile.comments)
+    has_lost = any("fewer labels" in comment for profile in profiles for comment in profile.comments)
+    is_full = sum(sample.count for sample in all_samples(profiles)) > 2 * 4096  # beside busy processes, perhaps not
+    assert has_lost or not is_full
     assert max(len(profile.samples) for profile in profiles) < 4096
     assert ledger["resident_kib"] - calm_kib < 20 << 10
 
