@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from splunk_profiler.viewer.model import Frame, Weighted
 
 Numbers = NDArray[Any]
+_MERGE_RATIO = 64  # in a table so many times as long as what is new, that is merged; else all is sorted again
 
 
 class Stacks:
@@ -36,7 +38,6 @@ class Stacks:
         if found == len(self):
             self._frames.frombytes(packed)
             self._starts.append(len(self._frames) // 2)
-            self._built = None
         return found
 
     def frames(self, place: int) -> tuple[Frame, ...]:
@@ -71,8 +72,10 @@ class Stacks:
 
     def built(self) -> BuiltStacks:
         """Return the table as arrays."""
-        if self._built is None:
-            self._built = BuiltStacks(self._frames, self._starts)
+        known = 0 if self._built is None else len(self._built)
+        if self._built is None or known < len(self):
+            can_merge = (len(self) - known) * _MERGE_RATIO < known
+            self._built = BuiltStacks(self._frames, self._starts, self._built if can_merge else None)
         return self._built
 
 
@@ -85,11 +88,13 @@ class BuiltStacks:
         function_lines: the first line of each function that any stack has.
     """
 
-    def __init__(self, frames: array[int], starts: array[int]) -> None:
-        pairs = np.array(frames, np.int32).reshape(-1, 2)
+    def __init__(self, frames: array[int], starts: array[int], before: BuiltStacks | None = None) -> None:
+        """`before` is an earlier state of the table: what it has is taken from it."""
+        first = 0 if before is None else len(before)
+        pairs = np.array(frames[2 * starts[first] :], np.int32).reshape(-1, 2)
         self.functions, self.lines = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
         self.starts = np.array(starts, np.int64)
-        self.stack_of = np.repeat(np.arange(len(self.starts) - 1, dtype=np.int32), np.diff(self.starts))
+        self.stack_of = np.repeat(np.arange(first, len(self), dtype=np.int32), np.diff(self.starts[first:]))
         self.function_count = int(self.functions.max(initial=-1)) + 1
         keys = self.stack_of.astype(np.int64) * max(self.function_count, 1) + self.functions
         members = np.unique(keys, return_index=True)[1]
@@ -97,6 +102,46 @@ class BuiltStacks:
         self.function_lines = np.full(self.function_count, np.iinfo(np.int32).max, np.int32)
         np.minimum.at(self.function_lines, self.functions, self.lines)
         self._orders: dict[bool, tuple[Numbers, Numbers]] = {}
+        if before is not None:
+            self._take(before)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def _take(self, before: BuiltStacks) -> None:
+        """Put what was known before the arrays of what is new."""
+        for name in ("functions", "lines", "stack_of", "member_stacks", "member_functions"):
+            setattr(self, name, np.concatenate([getattr(before, name), getattr(self, name)]))
+        lines = np.full(max(before.function_count, self.function_count), np.iinfo(np.int32).max, np.int32)
+        for each in (before.function_lines, self.function_lines):
+            np.minimum(lines[: len(each)], each, out=lines[: len(each)])
+        self.function_lines, self.function_count = lines, len(lines)
+        for inverted in before._orders:
+            self._orders[inverted] = self._merge(before, inverted)
+
+    def _merge(self, before: BuiltStacks, inverted: bool) -> tuple[Numbers, Numbers]:
+        """Return `sort` of the whole stacks from that of those before."""
+
+        def key(place: int) -> bytes:
+            return self._functions_of(place, inverted).astype(">u4").tobytes()
+
+        order, common = before._orders[inverted]
+        new = sorted(range(len(before), len(self)), key=key)
+        at = [bisect_right(order, key(place), key=key) for place in new]
+        order, common = np.insert(order, at, new), np.insert(common, at, 0)
+        moved = np.array(at) + np.arange(len(at))
+        for place in np.unique(np.append(moved, moved + 1)).tolist():
+            if 0 < place < len(order):
+                one, other = (self._functions_of(order[each], inverted) for each in (place - 1, place))
+                shared = min(len(one), len(other))
+                common[place] = next(iter(np.flatnonzero(one[:shared] != other[:shared])), shared)
+            elif place == 0:
+                common[place] = 0
+        return order, common
+
+    def _functions_of(self, place: int, inverted: bool) -> Numbers:
+        functions = self.functions[self.starts[place] : self.starts[place + 1]]
+        return functions[::-1] if inverted else functions
 
     def order(self, inverted: bool) -> tuple[Numbers, Numbers]:
         """Return `sort` of the whole stacks, from the root on, or from the leaf on if `inverted`."""
