@@ -127,6 +127,7 @@ class LiveStore(Source):
         found = [place for (place,) in self._connection.execute("SELECT id FROM requests ORDER BY id")]
         if found[: len(self._requests)] != self._requests:  # some have become parts
             self.recording.clear_added()
+            self.recording.spans.clear()  # the store has those of parts
             self._reader = RecordReader(self.recording)
             self._requests = []
         for place in found[len(self._requests) :]:

@@ -50,6 +50,23 @@ def test_a_parent_that_comes_later_tells_that_its_child_was_no_request(tmp_path:
         assert store.count_requests(WALL) == rows(path, "first_spans") == rows(path, "spans") == 0
 
 
+def test_a_reader_forgets_the_spans_that_the_store_has_or_has_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        store = LiveStore(path)
+        put(writer, span_line("GET /", "1" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
+        store.refresh()
+        assert store.count_requests(WALL) == 1
+        writer.keep_up(NOON_NS, hold_ns=0)
+        store.refresh()
+        assert not store.recording.spans
+        assert [span.name for span in store.spans_of(TRACE)] == ["GET /"]
+        writer.keep_up(NOON_NS + 9 * DAY_NS, hold_ns=0)
+        store.refresh()
+        assert store.count_requests(WALL) == 0
+        assert not store.spans_of(TRACE)
+
+
 def test_a_store_of_the_first_format_is_read_and_upgraded_when_written(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
