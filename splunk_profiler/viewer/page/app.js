@@ -122,6 +122,14 @@ function fillShown([shown, top, trace]) {
   }
 }
 
+// What is shown takes the focus of an element that went with what was shown before: a reader with keys goes on there.
+function keepFocus(before) {
+  const now = document.activeElement;
+  if (before === document.body || before.checkVisibility() || now !== document.body && now.checkVisibility()) return;
+  const shown = [graph.canvas, byId("top"), byId("source-lines")].find((each) => each.checkVisibility());
+  shown?.focus({ preventScroll: true });
+}
+
 // Shows all for the state, each part when its answer comes; answers to an older question are dropped.
 async function show() {
   const question = ++asked, main = document.querySelector("main");
@@ -142,7 +150,7 @@ async function showAll(question) {
   if (question !== asked) return false;
   overview = found;
   if (overview.version !== before) kept.clear();
-  const isEmpty = !overview.values.length;
+  const isEmpty = !overview.values.length, focused = document.activeElement;
   byId("empty").textContent = "No samples yet. Point a profiled service at the collector that writes this directory; "
     + "if none come, `splunk-profiler doctor` says why.";
   byId("empty").hidden = !isEmpty;
@@ -157,7 +165,7 @@ async function showAll(question) {
   const shown = Promise.all([askShown(), askGone(), view() === "trace" ? askTrace() : null]);
   const facets = ask("facets");
   const parts = [
-    [shown, fillShown],
+    [shown, (content) => { fillShown(content); keepFocus(focused); }],
     [Promise.allSettled([shown, facets]).then(() => facets), fillFacets],
     [ask("timeline", new URLSearchParams({ facet: state.get("by") || "service" })), fillTimeline],
   ];

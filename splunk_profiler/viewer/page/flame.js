@@ -34,6 +34,7 @@ class FlameGraph {
   // `data` is an answer of the server; `path` is the hash of the frame to zoom to. `isUp` puts the root at the bottom,
   // and `top` is the depth of the first frames that are drawn: 1 leaves out the root.
   show(data, path, { isUp = false, top = 0 } = {}) {
+    const pointed = this.pointed?.path;
     this.read(data);
     const scroller = this.scroller, edge = () => (this.isUp ? scroller.scrollHeight - scroller.clientHeight : 0);
     const fromRoot = isUp === this.isUp ? Math.abs(edge() - scroller.scrollTop) : 0;
@@ -45,8 +46,8 @@ class FlameGraph {
     scroller.style.height = `${height + 2}px`;
     scroller.scrollTop = Math.abs(edge() - fromRoot);
     this.zoomed = this.frames.find((frame) => frame.path === path) ?? this.frames[this.top];
-    this.pointed = null;
-    this.described(null);
+    this.pointed = this.frames.find((frame) => frame.path === pointed && frame.depth >= this.top) ?? null;
+    this.described(this.pointed);
     this.find(this.search);
   }
 

@@ -24,6 +24,7 @@ function fillZoom() {
 
 function zoomOut() {
   for (const each of isSandwich() ? [callers, graph] : [graph]) each.zoom(each.frames[each.top]);
+  graph.canvas.focus({ preventScroll: true }); // the button that had it goes
   describe(graph, null);
 }
 
@@ -37,6 +38,8 @@ function showFlame(shown) {
   const isOf = isOfFunction ? `What ${state.get("function")} calls, ` : "";
   byId("graph").setAttribute("aria-label", `${isOf}${count(graph)} frames; the same as a table: Top functions`);
   byId("callers-graph").setAttribute("aria-label", `Who calls ${state.get("function")}, ${count(callers)} frames`);
+  const isWalked = document.activeElement === callers.canvas || !graph.pointed;
+  if (isOfFunction && callers.pointed && isWalked) describe(callers, callers.pointed);
   fillZoom();
   byId("kinds").hidden = graph.isCompared;
   byId("changes").hidden = !graph.isCompared;

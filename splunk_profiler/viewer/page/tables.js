@@ -3,6 +3,7 @@
 
 function fillTop(shown) {
   const body = byId("top").querySelector("tbody");
+  const isFocused = body.contains(document.activeElement), focused = document.activeElement?.dataset.function;
   body.textContent = "";
   byId("top").querySelector("table").className = state.get("compare") ? "compared" : "";
   for (const { dataset, parentElement } of document.querySelectorAll("[data-sort]")) {
@@ -20,6 +21,7 @@ function fillTop(shown) {
       link.type = "button";
       link.className = "link";
       link.title = "callers and callees";
+      link.dataset.function = `${name}\n${file}`;
       link.addEventListener("click", () => focusOn(name, file));
     }
     make("div", line ? `${file}:${line}` : file, make("td", "", row)).className = "clip";
@@ -31,6 +33,10 @@ function fillTop(shown) {
       const text = isByOwn ? change(own, ownBefore, unit()) : change(total, totalBefore, unit());
       make("td", text, row).className = "number change";
     }
+  }
+  if (isFocused) {
+    const same = [...body.querySelectorAll("button")].find((each) => each.dataset.function === focused);
+    (same ?? byId("top")).focus({ preventScroll: true });
   }
   fillGone(shown);
   const rest = shown.functions - shown.rows.length;

@@ -118,6 +118,11 @@ function listenToTimeline() {
     start = marked = null;
     drawTimeline();
   });
+  canvas.addEventListener("blur", () => { // what was marked with keys and left would keep new data away
+    if (start !== null || !marked) return;
+    marked = null;
+    drawTimeline();
+  });
   canvas.addEventListener("keydown", (event) => {
     if (saved || !timeline) return;
     const count = timeline.series[0]?.[1].length ?? 1;

@@ -1,0 +1,116 @@
+"""The page while new data comes: the place of the reader, on the keyboard and with the pointer, is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Page
+from saved_samples import append, sample_line
+from viewer_page import act, names_in, shown, shown_on
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+RANK = ("shop.rank(/srv/shop.py:7)", "shop.search(/srv/shop.py:3)", "shop.serve(/srv/shop.py:1)")
+PAY = ("billing.pay(/srv/billing.py:9)", "shop.serve(/srv/shop.py:1)")
+FOCUSED = "document.activeElement"
+
+
+@pytest.fixture(autouse=True)
+def _no_error_on_the_console(page: Page) -> Iterator[None]:
+    page.problems.clear()
+    yield
+    assert not page.problems
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Path:
+    path = tmp_path / "logs.jsonl"
+    path.write_text(sample_line(*RANK) + sample_line(*PAY, time_ns=9_000_000_000), "utf-8")
+    return path
+
+
+def add_sample(page: Page, path: Path) -> None:
+    """Let another sample of a payment come, and wait until the page has it."""
+    before = page.value("document.body.dataset.shown")
+    append(path, sample_line(*PAY, time_ns=7_000_000_000))
+    page.wait(f"document.body.dataset.shown !== {before!r}")
+
+
+def test_new_data_leaves_the_focus_on_the_row_of_a_function(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(f"{address}#view=top")
+        page.value("document.querySelectorAll('#top tbody button')[1].focus()")
+        name = page.value(f"{FOCUSED}.innerText")
+        add_sample(page, growing)
+        assert shown(page, "#total") == "3.00 s"
+        assert page.value(f"{FOCUSED}.innerText") == name
+
+
+def test_a_row_that_is_gone_leaves_the_focus_on_its_table(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(f"{address}#view=top")
+        page.value("document.querySelector('#top tbody button').focus()")
+        act(page, "set({ q: 'nothing has this name' }); show()")
+        assert page.value(f"{FOCUSED}.id") == "top"
+
+
+def test_new_data_leaves_a_walk_with_keys_where_it_was(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(address)
+        page.value("graph.canvas.focus()")
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+            page.press(key)
+        name = page.value("graph.pointed.name")
+        assert name in ("shop.search", "billing.pay")
+        add_sample(page, growing)
+        assert page.value("graph.pointed.name") == name
+        assert shown(page, "#frame").startswith(name)
+        act(page, "set({ view: 'sandwich', function: 'shop.rank', file: '/srv/shop.py' }); show()")
+        page.value("callers.canvas.focus()")
+        page.press("ArrowUp")
+        page.press("ArrowUp")
+        assert page.value("callers.pointed.name") == "shop.serve"
+        add_sample(page, growing)
+        assert page.value("callers.pointed.name") == "shop.serve"
+        assert shown(page, "#frame").startswith("shop.serve")
+
+
+def test_a_marked_stretch_that_was_left_does_not_stop_new_data(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(address)
+        whole = shown(page, "#period")
+        page.value("byId('timeline').focus()")
+        page.press("ArrowRight")
+        assert shown(page, "#period") != whole
+        page.value("byId('search').focus()")
+        assert page.value("marked") is None
+        assert shown(page, "#period") == whole
+        add_sample(page, growing)
+        assert shown(page, "#total") == "3.00 s"
+
+
+def test_a_view_that_opens_takes_the_focus_of_what_opened_it(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(f"{address}#view=top&q=shop.rank")
+        page.value("document.querySelector('#top tbody button').focus()")
+        act(page, f"{FOCUSED}.click()")
+        assert names_in(page) == ["all", "shop.rank"]
+        assert page.value(f"{FOCUSED}.id") == "graph"
+        page.value("byId('all').focus()")
+        act(page, f"{FOCUSED}.click()")
+        assert page.value("view()") == "flame"
+        assert page.value(f"{FOCUSED}.id") == "graph"
+        page.press("ArrowDown")
+        page.press("Enter")
+        page.value("byId('out').focus(); byId('out').click()")
+        assert page.value(f"{FOCUSED}.id") == "graph"
+        page.press("ArrowDown")
+        page.press("Enter")
+        page.value("byId('focus').focus()")
+        act(page, f"{FOCUSED}.click()")
+        assert names_in(page)[1] == "shop.serve"
+        assert page.value(f"{FOCUSED}.id") == "graph"
+        page.value("document.querySelector('[data-view=top]').focus()")
+        act(page, f"{FOCUSED}.click()")
+        assert page.value(f"{FOCUSED}.dataset.view") == "top"
