@@ -121,7 +121,7 @@ def fill(recording: Recording, samples: int) -> None:
     trace_of = np.append(0, 1 + np.arange(count) // SPANS_PER_TRACE)
     ids = np.array([b"", *(f"{place:016x}".encode() for place in range(1, count + 1))])
     times = np.sort(chosen.integers(END_NS - WEEK_NS, END_NS, samples))
-    in_span = 1 + (times - times[0]) * (count - 1) // WEEK_NS  # a trace is a stretch of time
+    in_span = 1 + ((times - times[0]) / WEEK_NS * (count - 1)).astype(np.int64)  # a trace is a stretch of time
     columns = Columns(
         times,
         (chosen.zipf(1.2, samples) % stacks).astype(np.int32),
