@@ -8,27 +8,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from splunk_profiler.viewer.otlp_files import PROFILE_SUFFIX, REQUEST_SUFFIXES, SNAPSHOT, SourceError, find_files
+from splunk_profiler.viewer.otlp_files import PROFILE_SUFFIXES, REQUEST_SUFFIXES, SNAPSHOT, SourceError, find_files
 from splunk_profiler.viewer.profile_messages import decode
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader, Sender
 from splunk_profiler.viewer.source import Source
 
-_SUFFIXES = (*REQUEST_SUFFIXES, PROFILE_SUFFIX)
+_SUFFIXES = (*REQUEST_SUFFIXES, *PROFILE_SUFFIXES)
 _PROFILE_NAME = re.compile(r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-[0-9a-f]{8}-\d+(?P<kind>(-[a-z]+)*)\.pprof")
+_PROFILE_SUFFIX = re.compile(r"\.(pprof|pb\.gz)$")
 
 
 class LiveFiles(Source):
     """The content of a directory's files, or of a file.
 
     Raises:
-        SourceError: there are none.
+        SourceError: there are none, or the file is of no kind that is read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
         find_files(path, _SUFFIXES)
+        if not path.is_dir() and not path.name.endswith(_SUFFIXES) and not _begins_as_json(path):
+            raise SourceError(
+                f"{path} is neither a store nor a kept stream, or its first bytes are damaged; other files that are "
+                f"read end with {', '.join(_SUFFIXES)}, or begin with {{ (lines of OTLP/JSON)"
+            )
         self._start()
 
     def _start(self) -> None:
@@ -61,7 +67,7 @@ class LiveFiles(Source):
         return files
 
     def _read(self, path: Path) -> None:
-        if path.suffix == PROFILE_SUFFIX:
+        if path.name.endswith(PROFILE_SUFFIXES):
             self._read_profile(path)
             return
         with path.open("rb") as file:
@@ -82,7 +88,7 @@ class LiveFiles(Source):
         found = _PROFILE_NAME.fullmatch(path.name)
         if found is not None and found["kind"].endswith(f"-{SNAPSHOT}"):
             return
-        service, pid = (path.stem, "") if found is None else (found["service"], found["pid"])
+        service, pid = (_PROFILE_SUFFIX.sub("", path.name), "") if found is None else (found["service"], found["pid"])
         try:
             content = path.read_bytes()
         except FileNotFoundError:  # the oldest are removed
@@ -91,6 +97,14 @@ class LiveFiles(Source):
             self._reader.add_message(Sender(service, "", f"{service} {pid}".strip()), decode(content))
         except ValueError:
             self._reader.unread += 1
+
+
+def _begins_as_json(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == b"{"
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:

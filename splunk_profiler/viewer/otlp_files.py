@@ -13,7 +13,8 @@ from splunk_profiler.config.parsers import ProfilerError
 from splunk_profiler.viewer.model import SpanKey
 
 PROFILE_SCOPE = "otel.profiling"
-REQUEST_SUFFIXES, PROFILE_SUFFIX, STREAM_SUFFIX = (".jsonl", ".json"), ".pprof", ".stream"
+REQUEST_SUFFIXES, STREAM_SUFFIX = (".jsonl", ".json"), ".stream"
+PROFILE_SUFFIXES = (".pprof", ".pb.gz")  # the latter is the name of Go's tools
 SOURCE, SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
 DATA_FORMAT = "profiling.data.format"
@@ -33,7 +34,7 @@ def find_files(path: Path, suffixes: Sequence[str] = REQUEST_SUFFIXES) -> list[P
     """
     if path.is_dir():
         named = sorted(file for file in path.iterdir() if not file.name.startswith("."))  # those are being written
-        files = [file for file in named if file.suffix in suffixes]
+        files = [file for file in named if file.name.endswith(tuple(suffixes))]
         if not files:
             kinds = " or ".join(suffixes)
             raise SourceError(f"{path} holds no {kinds} files; fill it: splunk-profiler collect --output {path}")

@@ -124,7 +124,7 @@ def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_pa
 
 
 def test_a_source_without_files_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"holds no \.jsonl or \.json or \.pprof files"):
+    with pytest.raises(SourceError, match=r"holds no \.jsonl or \.json or \.pprof or \.pb\.gz files"):
         LiveFiles(tmp_path)
     with pytest.raises(SourceError, match="does not exist"):
         LiveFiles(tmp_path / "nothing")

@@ -182,7 +182,7 @@ def test_what_is_added_is_in_the_next_answer(client: TestClient, tmp_path: Path)
 
 def test_files_that_disappear_are_an_error_that_says_so(client: TestClient, tmp_path: Path) -> None:
     (tmp_path / "logs.jsonl").unlink()
-    assert "holds no .jsonl or .json or .pprof files" in client.get("/api/overview").json()["error"]
+    assert "holds no .jsonl or .json or .pprof or .pb.gz files" in client.get("/api/overview").json()["error"]
 
 
 @pytest.mark.parametrize("form", ["folded", "speedscope", "pprof", "html"])

@@ -1,0 +1,77 @@
+"""``splunk-profiler view``: which files it takes, and with which options."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import splunk_profiler
+from profile_factory import small_profile
+from saved_samples import sample_line
+
+from splunk_profiler.cli.view import open_files
+from splunk_profiler.formats.pprof import encode_whole
+from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.store_writer import StoreWriter
+
+
+def damaged_store(path: Path) -> None:
+    StoreWriter(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    path.write_bytes(b"\xff" * 16 + path.read_bytes()[16:])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        damaged_store,
+        lambda path: path.touch(),
+        lambda path: path.write_bytes(bytes(range(128, 256)) * 9),
+        lambda path: path.write_bytes(gzip.compress(sample_line().encode())),
+        lambda path: path.write_text("no samples\n", "utf-8"),
+    ],
+    ids=["store", "empty", "random", "packed", "text"],
+)
+def test_a_file_of_no_known_kind_is_an_error(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    file = tmp_path / "week.db"
+    make(file)
+    with pytest.raises(SourceError, match=r"week\.db is neither a store nor a kept stream.*\.pb\.gz"):
+        open_files(file)
+
+
+def test_the_error_names_the_file_and_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "zero.db").touch()
+    for option in ("--html", "--store"):
+        ended = splunk_profiler("view", tmp_path / "zero.db", option, tmp_path / "target")
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert f"error: {tmp_path / 'zero.db'} is neither a store" in ended.stderr
+        assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_shown"),
+    [
+        ("logs.json", b"", False),
+        ("logs.jsonl", b"", False),
+        ("logs.json.1", sample_line().encode(), True),
+        ("pprof.app.cpu.001.pb.gz", encode_whole(small_profile()).gzipped, True),
+        ("by_hand.pprof", encode_whole(small_profile()).gzipped, True),
+    ],
+)
+def test_a_file_of_a_known_kind_is_shown(tmp_path: Path, name: str, content: bytes, is_shown: bool) -> None:
+    (tmp_path / name).write_bytes(content)
+    shown = open_files(tmp_path / name)
+    shown.refresh()
+    assert (shown.recording.count() > 0, shown.unread) == (is_shown, 0)
+
+
+def test_profiles_of_both_names_in_a_directory_are_shown(tmp_path: Path) -> None:
+    for name in ("one.pprof", "other.pb.gz", "packed.gz"):
+        (tmp_path / name).write_bytes(encode_whole(small_profile()).gzipped)
+    shown = open_files(tmp_path)
+    shown.refresh()
+    assert {facets.service for facets in shown.recording.facets} == {"one", "other"}
