@@ -35,6 +35,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
+_USUAL_PORT = 80
 _EXPORTS = {
     "folded": ("text/plain", "folded"),
     "speedscope": ("application/json", "speedscope.json"),
@@ -117,10 +118,12 @@ def own_origins(host: str, port: int, more: Collection[str]) -> dict[str, set[st
 
     Those of `more` are of proxies and tunnels: they are taken as they are, with TLS too, and with the server's port.
     """
-    own = [f"{f'[{name}]' if ':' in name else name}:{port}" for name in (host, "127.0.0.1", "localhost", "::1")]
+    names = [f"[{name}]" if ":" in name else name for name in (host, "127.0.0.1", "localhost", "::1")]
+    forms = ("{}:{}", "{}") if port == _USUAL_PORT else ("{}:{}",)  # browsers leave it out
+    own = [{form.format(name, port) for form in forms} for name in names]
     named = [name.lower() for each in more for name in (each, f"{each}:{port}")]
     return {
-        **{name: {f"http://{name}"} for name in own},
+        **{name: {f"http://{each}" for each in same} for same in own for name in same},
         **{name: {f"http://{name}", f"https://{name}"} for name in named},
     }
 

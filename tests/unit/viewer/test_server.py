@@ -47,6 +47,16 @@ def test_its_own_names_are_answered(client: TestClient, host: str) -> None:
     assert client.get("/", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST", "[::1]"])
+def test_its_own_names_are_bare_on_the_usual_port(tmp_path: Path, host: str) -> None:
+    (tmp_path / "logs.jsonl").touch()
+    client = TestClient(make_app(Answers(LiveFiles(tmp_path)), own_origins("127.0.0.1", 80, [])))
+    for name in (host, f"{host}:80"):
+        assert client.get("/", headers={"host": name, "origin": f"http://{host}"}).status_code == 200
+    assert client.get("/", headers={"host": host, "origin": f"https://{host}"}).status_code == 403
+    assert client.get("/", headers={"host": "evil.example"}).status_code == 403
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1:8001", "127.0.0.1", ""])
 def test_other_names_are_refused(client: TestClient, host: str) -> None:
     answer = client.get("/api/overview", headers={"host": host})
