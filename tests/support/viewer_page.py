@@ -23,6 +23,7 @@ RANK = "shop.ranking.rank(/srv/shop/ranking.py:31)"
 TRIGRAMS = "shop.ranking.trigrams(/srv/shop/ranking.py:44)"
 QUERY = "shop.database.candidates(/srv/shop/database.py:12)"
 PAY = "billing.pay(/srv/billing/pay.py:9)"
+RIGHT_TO_LEFT = "\u05e9\u05dc\u05d5\u05dd.\u05e8\u05d5\u05e5"  # a function in Hebrew
 WAIT = "threading.Condition.wait(/usr/lib/python3.12/threading.py:355)"
 
 

@@ -186,19 +186,19 @@ function fillNotices() {
   byId("compare").hidden = Boolean(saved) || isCompared;
   if (isCompared) {
     const chosen = [...state].filter(([each]) => each.startsWith("b.f."))
-      .map(([each, text]) => `, ${facetName(each.slice(4))} ${text || "(none)"}`).join("");
+      .flatMap(([each, text]) => [`, ${facetName(each.slice(4))} `, text || "(none)"]);
     const time = period(state.get("b.since") || overview.since, state.get("b.until") || overview.until);
-    say(byId("compared").querySelector("span"),
-      clean(`Compared with ${time}${chosen}${saved ? "." : ": now choose another time or other filters."}`));
+    const ending = saved ? "." : ": now choose another time or other filters.";
+    sayNames(byId("compared").querySelector("span"), `Compared with ${time}`, "", ...chosen, ending);
     byId("scale").value = state.get("compare");
   }
   byId("only").hidden = !name || !(isGraph() || view() === "source");
   const texts = {
-    flame: `What is called by ${name}; the other way: Inverted.`,
-    inverted: `Who calls ${name}; the other way: Flame graph.`,
-    sandwich: `Who calls ${name}, and below what it calls.`,
+    flame: ["What is called by ", name, "; the other way: Inverted."],
+    inverted: ["Who calls ", name, "; the other way: Flame graph."],
+    sandwich: ["Who calls ", name, ", and below what it calls."],
   };
-  say(byId("only").querySelector("span"), clean(texts[view()] ?? name));
+  sayNames(byId("only").querySelector("span"), ...texts[view()] ?? ["", name]);
 }
 
 function compare() {

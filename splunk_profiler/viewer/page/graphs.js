@@ -61,10 +61,11 @@ function describe(one, frame) {
   if (!shown) return;
   const whole = one.frames[0].total;
   make("strong", shown.name, at);
-  const place = shown.file ? ` ${shown.file}${shown.line ? `:${shown.line}` : ""}` : "";
   const before = one.isCompared ? `, ${change(shown.total, shown.before, unit())}` : "";
   const own = shown.own ? `, own ${amount(shown.own, unit())} (${share(shown.own, whole)})` : "";
   make("span", ` ${amount(shown.total, unit())} (${share(shown.total, whole)})${own}${before}`, at);
-  make("span", place, at).className = "quiet";
+  const place = make("span", shown.file ? " " : "", at);
+  place.className = "quiet";
+  if (shown.file) addPlace(shown.file, shown.line, place);
   if (shown === one.zoomed && isZoomed(one)) make("span", ", zoomed", at).className = "quiet";
 }

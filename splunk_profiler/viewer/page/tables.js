@@ -24,7 +24,9 @@ function fillTop(shown) {
       link.dataset.function = `${name}\n${file}`;
       link.addEventListener("click", () => focusOn(name, file));
     }
-    make("div", line ? `${file}:${line}` : file, make("td", "", row)).className = "clip";
+    const place = make("div", "", make("td", "", row));
+    place.className = "clip";
+    addPlace(file, line, place);
     for (const weight of [own, total]) {
       make("td", `${amount(weight, unit())}  ${share(weight, shown.total)}`, row).className = "number";
     }
@@ -48,8 +50,8 @@ function fillTop(shown) {
 function fillSource(shown) {
   const body = byId("source-lines").querySelector("tbody");
   body.textContent = "";
-  byId("source-lines").querySelector("p").textContent = clean(state.get("file") || "")
-    + (shown.isFound ? "" : ": this file is not on the machine of the viewer");
+  const ending = shown.isFound ? "" : ": this file is not on the machine of the viewer";
+  sayNames(byId("source-lines").querySelector("p"), "", state.get("file") || "", ending);
   for (const [number, text, own, total] of shown.rows) {
     const row = make("tr", "", body);
     make("td", String(number), row).className = "number";

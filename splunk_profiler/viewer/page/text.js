@@ -41,6 +41,22 @@ function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+// Letters that are read from right to left move what stands beside a name, unless the name stands apart: in an element
+// of its own, or, where only a text can be, between two characters that nobody sees.
+const apart = (name) => `\u2066${clean(name)}\u2069`;
+
+// Sets a text, of which each second part is a name.
+function sayNames(node, ...parts) {
+  if (node.textContent === clean(parts.join(""))) return;
+  node.textContent = "";
+  parts.forEach((part, at) => make(at % 2 ? "bdi" : "span", part, node));
+}
+
+function addPlace(file, line, parent) {
+  make("bdi", file, parent);
+  if (line) parent.append(`:${line}`);
+}
+
 // Three digits, or all those before the point.
 function digits(number) {
   const isLong = number >= 999.5;

@@ -34,10 +34,11 @@ function addSpan(list, [id, depth, name, service, start, duration, weight, stack
   row.dataset.span = id;
   const isChosen = state.get("f.span_id") === id;
   row.setAttribute("aria-pressed", String(isChosen));
-  const title = make("span", name || "(no name)", row);
+  const title = make("span", "", row);
+  make("bdi", name || "(no name)", title);
   title.style.paddingLeft = `${Math.min(depth, 30) * 12}px`;
   make("span", ` ${service}`, title).className = "quiet";
-  row.title = clean(`${name} of ${service}, ${amount(duration, "nanoseconds")}`);
+  row.title = `${apart(name)} of ${apart(service)}, ${amount(duration, "nanoseconds")}`;
   const bar = make("span", "", make("span", "", row));
   bar.parentElement.className = "track";
   bar.className = "span";

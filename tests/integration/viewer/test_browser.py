@@ -10,6 +10,7 @@ from browser import CHROMIUM, Page
 from command_line import splunk_profiler
 from saved_samples import TRACE, sample_line
 from viewer_page import (
+    RIGHT_TO_LEFT,
     SCREENS,
     START_NS,
     act,
@@ -32,6 +33,7 @@ HOSTILE = [
     "javascript:document.title='harmed'.f",
     "x" * 10_000 + ".f",
     "shop.f\\x1b[31m",
+    RIGHT_TO_LEFT,
 ]
 
 

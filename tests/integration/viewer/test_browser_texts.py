@@ -1,0 +1,86 @@
+"""Texts of the page with names that are long, or of letters that are read from right to left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from browser import CHROMIUM, Page
+from saved_samples import TRACE, sample_line, span_line
+from viewer_page import RIGHT_TO_LEFT, SCREENS, shown, shown_on
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+FIRST, LAST = RIGHT_TO_LEFT.split(".")
+FILE = f"/srv/{FIRST}/{LAST}"
+
+
+@pytest.fixture(autouse=True)
+def _no_error_on_the_console(page: Page) -> Iterator[None]:
+    page.problems.clear()
+    yield
+    assert not page.problems
+
+
+@pytest.fixture(scope="module")
+def hebrew(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the page of a function, a file, a service and a span with names in Hebrew."""
+    directory = tmp_path_factory.mktemp("hebrew")
+    samples = [
+        sample_line(f"{RIGHT_TO_LEFT}({FILE}:7)", service=FIRST, time_ns=5 * 10**9),
+        sample_line("shop.rank(/srv/shop.py:7)", service=LAST, time_ns=6 * 10**9),
+        span_line(RIGHT_TO_LEFT, times_ns=(5 * 10**9, 7 * 10**9), service=FIRST),
+    ]
+    (directory / "logs.jsonl").write_text("".join(samples), "utf-8")
+    with shown_on(page, directory) as found:
+        yield found
+
+
+def from_left(page: Page, element: str, *parts: str) -> list[str]:
+    """Return parts of a text, as they stand from left to right in an element."""
+    places = page.value(
+        f"""(() => {{
+            const nodes = [], walk = document.createTreeWalker(document.querySelector({json.dumps(element)}), 4);
+            while (walk.nextNode()) nodes.push(walk.currentNode);
+            return {json.dumps(parts)}.map((part) => {{
+                const node = nodes.find((each) => each.data.includes(part)), range = document.createRange();
+                range.setStart(node, node.data.indexOf(part));
+                range.setEnd(node, node.data.indexOf(part) + part.length);
+                return range.getBoundingClientRect().left;
+            }});
+        }})()"""
+    )
+    return [part for _, part in sorted(zip(places, parts, strict=True))]
+
+
+def test_names_from_right_to_left_leave_numbers_in_their_places(page: Page, hebrew: str) -> None:
+    page.open(hebrew)
+    page.value(f"graph.point(graph.frames.find((frame) => frame.name === {json.dumps(RIGHT_TO_LEFT)}))")
+    parts = (LAST, FIRST, "1.00", " s (", "50.0", " %)", "own", "/srv/", ":7")
+    assert shown(page, "#frame") == f"{RIGHT_TO_LEFT} 1.00 s (50.0 %), own 1.00 s (50.0 %) {FILE}:7"
+    assert from_left(page, "#frame", *parts) == list(parts)
+    page.keep_picture(SCREENS / "right-to-left.png")
+    page.open(f"{hebrew}#view=top&q={quote(FIRST)}")
+    assert from_left(page, "#top tbody td:nth-child(2)", ":7", FIRST, "/srv/") == ["/srv/", FIRST, ":7"]
+    page.open(f"{hebrew}#view=trace&f.trace={TRACE}")
+    row = "#spans li:first-child button"
+    assert (
+        page.value(f"document.querySelector({row!r}).title")
+        == f"\u2066{RIGHT_TO_LEFT}\u2069 of \u2066{FIRST}\u2069, 2.00 s"
+    )
+    assert from_left(page, f"{row} span", FIRST, LAST) == [LAST, FIRST]
+    assert page.value(f"getComputedStyle(document.querySelector({f'{row} .quiet'!r})).unicodeBidi") == "isolate"
+
+
+def test_names_from_right_to_left_stand_apart_in_notices(page: Page, hebrew: str) -> None:
+    function = f"function={quote(RIGHT_TO_LEFT)}&file={quote(FILE)}"
+    apart = "[...document.querySelectorAll('{} bdi')].map((each) => each.innerText).filter((each) => each)"
+    page.open(f"{hebrew}#view=sandwich&{function}&compare=share&b.f.service={quote(FIRST)}&b.f.service={quote(LAST)}")
+    assert page.value(apart.format("#only")) == [RIGHT_TO_LEFT]
+    assert page.value(apart.format("#compared")) == [FIRST, LAST]
+    assert f", service {FIRST}, service {LAST}: now choose" in shown(page, "#compared")
+    assert shown(page, "#only span") == f"Who calls {RIGHT_TO_LEFT}, and below what it calls."
+    page.open(f"{hebrew}#view=source&{function}")
+    assert shown(page, "#source-lines p").startswith(f"{FILE}: this file is not")
+    assert page.value(apart.format("#source-lines p")) == [FILE]
