@@ -25,8 +25,9 @@ function fillTop(shown) {
       link.addEventListener("click", () => focusOn(name, file));
     }
     const place = make("div", "", make("td", "", row));
-    place.className = "clip";
-    addPlace(file, line, place);
+    place.className = "clip end";
+    addPlace(file, line, make("span", "", place));
+    place.title = place.textContent;
     for (const weight of [own, total]) {
       make("td", `${amount(weight, unit())}  ${share(weight, shown.total)}`, row).className = "number";
     }

@@ -1,0 +1,77 @@
+"""The page on a window as narrow as a phone's: numbers, the ends of files and the line about a frame can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from browser import CHROMIUM, Page
+from saved_samples import sample_line
+from viewer_page import SCREENS, shown, shown_on
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+NAME = "uvicorn.protocols.http.httptools_impl.RequestResponseCycle.run_asgi"
+FILE = "/usr/local/lib/python3.12/site-packages/uvicorn/protocols/http/httptools_impl.py"
+DEEP_FILE = f"/srv/{'/'.join(f'folder_{number}' for number in range(40))}/app.py"
+
+
+@pytest.fixture(autouse=True)
+def _no_error_on_the_console(page: Page) -> Iterator[None]:
+    page.problems.clear()
+    yield
+    assert not page.problems
+
+
+@pytest.fixture(scope="module")
+def long(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve the page of functions with long names in files with long paths."""
+    directory = tmp_path_factory.mktemp("long")
+    stack = (f"shop.app.handle({DEEP_FILE}:1207)", f"{NAME}({FILE}:408)")
+    samples = [sample_line(*stack, time_ns=5 * 10**9)] * 20 + [sample_line(stack[1], time_ns=7 * 10**9)] * 10
+    (directory / "logs.jsonl").write_text("".join(samples), "utf-8")
+    with shown_on(page, directory) as found:
+        yield found
+
+
+@pytest.mark.parametrize("more", ["", "&compare=time&b.until=6000000000"])
+def test_the_numbers_of_the_table_are_on_a_narrow_page(page: Page, long: str, more: str) -> None:
+    page.open(f"{long}#view=top{more}", width=390)
+    assert page.value("byId('top').scrollWidth <= byId('top').clientWidth")
+    ends = page.value(
+        """[...document.querySelectorAll("#top tr :is(td, th).number")].filter((each) => each.checkVisibility())
+            .map((each) => { const range = document.createRange();
+                range.selectNodeContents(each);
+                const { left, right } = range.getBoundingClientRect();
+                return [left, right]; })"""
+    )
+    assert len(ends) == (9 if more else 6)  # with the head
+    assert all(0 <= left < right <= 390 for left, right in ends), ends
+    page.keep_picture(SCREENS / f"phone_top{'_compared' if more else ''}.png")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_end_of_a_long_file_and_its_line_can_be_read(page: Page, long: str, width: int) -> None:
+    page.open(f"{long}#view=top&q=handle", width=width)
+    cell = "document.querySelector('#top tbody td:nth-child(2)')"
+    assert page.value(f"{cell}.querySelector('.clip').title") == f"{DEEP_FILE}:1207"
+    file, line, clip = page.value(
+        f"""(() => {{
+            const clip = {cell}.querySelector(".clip"), range = document.createRange();
+            range.selectNode(clip.querySelector("bdi").nextSibling);
+            return [clip.querySelector("bdi").innerText, range.getBoundingClientRect().bottom,
+                clip.getBoundingClientRect().bottom];
+        }})()"""
+    )
+    assert file == DEEP_FILE
+    assert line <= clip + 1
+
+
+def test_the_line_about_a_frame_has_room_on_a_narrow_page(page: Page, long: str) -> None:
+    page.open(long, width=390)
+    height = page.box("#frame")[3]
+    page.value("graph.zoom(graph.frames[1]); graph.described(graph.frames[1])")
+    text = f"{NAME} 30.0 s (100.0 %), own 10.0 s (33.3 %) {FILE}:408, zoomed"
+    assert shown(page, "#frame") == text
+    assert page.value("byId('frame').scrollHeight <= byId('frame').clientHeight")
+    assert page.box("#frame")[3] == height
+    page.keep_picture(SCREENS / "phone_frame.png")
