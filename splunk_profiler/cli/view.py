@@ -186,7 +186,7 @@ class KeptStreams(Source):
         if path.is_dir() and len(files) < len(list(path.iterdir())):
             remarks.append("Other files beside the streams are not shown.")
         self.unread = reader.unread
-        self.note = " ".join([*unusable, *remarks])
+        self.remark = " ".join([*unusable, *remarks])
 
     def refresh(self) -> None:
         """Do nothing: streams are read once."""

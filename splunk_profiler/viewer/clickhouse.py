@@ -122,7 +122,7 @@ class ClickHouse(Source):
         self.version += self._read(self._all, time.time_ns() - self._lag_ns) or bool(self._unnamed)
         self.unread = self._all.unread
         if self._all.left_out:
-            self.note = f"{self._all.left_out} older profiles were left out: select a service or a shorter time."
+            self.remark = f"{self._all.left_out} older profiles were left out: select a service or a shorter time."
         self._name_spans()
         self._asked_ns = time.time_ns()
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, last_times
+from splunk_profiler.viewer.labels import Labels
 from splunk_profiler.viewer.latest_answers import LatestAnswers
 from splunk_profiler.viewer.model import (
     FACETS,
@@ -58,10 +59,11 @@ class Recording:
         units: of each value, in the order in which values were found.
         values: those that any sample has.
         stacks: the table of stacks.
-        labels: the names of labels that samples have.
+        labels: those that samples have.
         spans: by trace, then by their id.
         loaded: samples that were not added one by one.
         note: on what is missing; empty if nothing is.
+        text_allocations: records of allocations as text, which are left out.
     """
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class Recording:
         self.functions: list[Function] = []
         self.stacks = Stacks()
         self.facets: list[Facets] = []
-        self.labels: set[str] = set()
+        self.labels = Labels()
         self._function_ids: dict[tuple[str, str], int] = {}
         self._facet_ids: dict[Facets, int] = {}
         self._codes: dict[str, tuple[array[int], dict[str, int]]] = {}
@@ -80,8 +82,10 @@ class Recording:
         self.spans: dict[str, dict[str, Span]] = {}
         self.loaded: list[Columns] = []
         self.note = ""
+        self.text_allocations = 0
         self._builders: dict[tuple[str, ...], ColumnsBuilder] = {}
         self._last_rows = LatestAnswers[tuple[Selection, int], list[_Rows]](1)  # they are as many as there are samples
+        self._last_labels = LatestAnswers[int, list[str]](1)
         self._last_weights = LatestAnswers[tuple[Selection, int], Numbers](_KEPT_WEIGHTS)
 
     def sibling(self) -> Recording:
@@ -106,12 +110,29 @@ class Recording:
         found = self._facet_ids.setdefault(facets, len(self.facets))
         if found == len(self.facets):
             self.facets.append(facets)
-            self.labels.update(name for name, _ in facets.labels)
+            self.labels.add(found, (name for name, _ in facets.labels))
         return found
 
     def facet_names(self) -> list[str]:
         """Return the names of the facets that are shown."""
-        return [*FACETS, TRACE, *(LABEL + name for name in sorted(self.labels)[:_MAX_LABELS])]
+        return [*FACETS, TRACE, *(LABEL + name for name in self._ranked_labels()[:_MAX_LABELS])]
+
+    def _ranked_labels(self) -> list[str]:
+        def rank(facets: int) -> list[str]:
+            counts = (np.bincount(each.facets, minlength=facets) for each in self.columns())
+            return self.labels.ranked(sum(counts, np.zeros(facets)))
+
+        return self._last_labels.get(self.columns(), len(self.facets), rank) if self.labels else []
+
+    def remarks(self) -> list[str]:
+        """Return what is not shown."""
+        found, more = [], len(self._ranked_labels()) - _MAX_LABELS
+        if more > 0:
+            found.append(f"{more} labels are not among the filters: they are on the fewest samples.")
+        if self.text_allocations:
+            how = "profiles have them (SPLUNK_PROFILER_DATA_FORMAT=pprof-gzip-base64)"
+            found.append(f"{self.text_allocations} allocations as text are left out: {how}.")
+        return found
 
     def add(self, sample: Sample) -> Place:
         """Add a sample; its values must be in `units`."""
@@ -134,6 +155,7 @@ class Recording:
     def clear_added(self) -> None:
         """Forget the samples that were added one by one."""
         self._builders.clear()
+        self.text_allocations = 0
 
     def columns(self) -> list[Columns]:
         """Return all samples."""

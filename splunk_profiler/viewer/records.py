@@ -260,6 +260,8 @@ class RecordReader:
                 self.add_stack(
                     sender, text.stack, time_ns, weights, thread=text.thread, state=text.state, span=span_key(record)
                 )
+            else:
+                self.recording.text_allocations += 1
         except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
             self.unread += 1
 

@@ -16,14 +16,19 @@ class Source:
         recording: what has been read.
         version: another number after each change of it.
         unread: records of the profiling scope, and requests, that could not be read.
-        note: what else is missing; empty if nothing is.
+        remark: what else is missing in such a source; empty if nothing is.
     """
 
     name: str
     recording: Recording
     version = 0
     unread = 0
-    note = ""
+    remark = ""
+
+    @property
+    def note(self) -> str:
+        """What is missing besides `unread`; empty if nothing is."""
+        return " ".join(filter(None, (self.remark, *self.recording.remarks())))
 
     def refresh(self) -> None:
         """Read what has been added since.

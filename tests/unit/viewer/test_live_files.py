@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +122,23 @@ def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_pa
     (tmp_path / "cut.pprof").unlink()
     files.refresh()
     assert files.version == version
+
+
+def test_allocations_as_text_are_counted_and_how_to_see_them_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "logs.jsonl"
+    described = {"key": "profiling.data.type", "value": {"stringValue": "allocation"}}
+    request = json.loads(sample_line())
+    request["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]["attributes"].append(described)
+    path.write_text(2 * (json.dumps(request) + "\n"), "utf-8")
+    files = LiveFiles(path)
+    assert (endpoints(files), files.unread) == ({}, 0)
+    assert files.note == (
+        "2 allocations as text are left out: profiles have them (SPLUNK_PROFILER_DATA_FORMAT=pprof-gzip-base64)."
+    )
+    append(path, sample_line())
+    assert (sum(endpoints(files).values()), files.note.partition(" ")[0]) == (1, "2")
+    path.write_text(sample_line(), "utf-8")
+    assert (sum(endpoints(files).values()), files.note) == (1, "")
 
 
 def test_a_source_without_files_is_an_error(tmp_path: Path) -> None:

@@ -176,3 +176,33 @@ def test_values_beyond_the_heaviest_are_counted_and_found_by_their_text() -> Non
             found.facet_values(whole, [name])
         with pytest.raises(ValueError, match=f"no facet {name}"):
             found.timeline(whole, name, 1)
+
+
+def test_labels_of_most_samples_are_shown_those_of_the_service_first() -> None:
+    found = recording((10, "1", "a", {"cpu": 1}))
+    assert (found.facet_names()[-1], found.remarks()) == ("trace", [])
+    own, others = [f"own{place:02}" for place in range(18)], ["wait.kind", "task.name", "gc.generation", "thread.x"]
+    for count, name in enumerate([*own, *others], 1):
+        place = found.facets_id(Facets("shop", "", "1", "", "main", "", "", ((name, "x"), ("tenant", "7"))))
+        for _ in range(count):
+            found.add(Sample(10, 0, place, {"cpu": 1}))
+    heaviest = ["tenant", *reversed(own), "thread.x"]
+    assert found.facet_names()[9:] == [f"label:{name}" for name in heaviest]
+    assert found.remarks() == ["3 labels are not among the filters: they are on the fewest samples."]
+    assert dict(found.facet_values(Selection("cpu"), ["label:wait.kind"])["label:wait.kind"].values) == {
+        "": 235,
+        "x": 19,
+    }
+    found.facets_id(Facets("shop", "", "1", "", "main", "", "", (("of no sample", "x"),)))
+    assert len(found.facet_names()) == 9 + 20
+
+
+def test_labels_are_counted_again_when_samples_come() -> None:
+    found = recording()
+    found.units["cpu"] = "nanoseconds"
+    one, other = (found.facets_id(Facets("", "", "", "", "", "", "", ((name, "x"),))) for name in ("one", "two"))
+    found.add(Sample(10, 0, other, {"cpu": 1}))
+    assert found.facet_names()[9:] == ["label:two"]
+    for _ in range(2):
+        found.add(Sample(10, 0, one, {"cpu": 1}))
+    assert found.facet_names()[9:] == ["label:one", "label:two"]
