@@ -89,5 +89,5 @@ def _sum(heaps: dict[str, _HeapAt]) -> Counter[Place]:
 def _iter_lines(message: Any, allocated_at: int, in_use_at: int) -> Iterator[tuple[Place, int, int]]:
     places = read_places(message)
     for sample in message.sample:
-        nearest = nearest_place([places[location] for location in sample.location_id])
+        nearest = nearest_place([place for location in sample.location_id for place in places[location]])
         yield nearest, sample.value[allocated_at], sample.value[in_use_at]

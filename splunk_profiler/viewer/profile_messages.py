@@ -23,6 +23,7 @@ PROFILE_FORMAT = "pprof-gzip-base64"
 OUTSIDE = "(outside of spans)"
 UNNAMED = "(spans without a name)"
 NOT_SAMPLED = "(not sampled)"
+UNKNOWN_FUNCTION = "(unknown)"
 
 _GZIP = b"\x1f\x8b"
 APPLICATION = "application"
@@ -115,7 +116,7 @@ def iter_aggregates(message: Any) -> Iterator[Aggregate]:
     for sample in message.sample:
         labels = {texts[label.key]: texts[label.str] for label in sample.label if label.str}
         values = sample.value
-        stack = [places[location] for location in sample.location_id]
+        stack = [place for location in sample.location_id for place in places[location]]
         times = [values[place] for place in value_at]
         events = [0 if place is None else values[place] for place in event_at]
         yield Aggregate(stack, labels, *times, *events)
@@ -126,18 +127,24 @@ def nearest_place(stack: list[Place]) -> Place:
     return next((place for place in stack if place.kind == APPLICATION), stack[0])
 
 
-def read_places(message: Any) -> dict[int, Place]:
-    """Return the places of a profile by the ids of their locations."""
+def read_places(message: Any) -> dict[int, list[Place]]:
+    """Return the places of a profile by the ids of their locations, those of inlined functions before their callers."""
     texts = message.string_table
     mappings = {each.id: (texts[each.filename], texts[each.build_id]) for each in message.mapping}
     functions = {each.id: (texts[each.name], texts[each.filename]) for each in message.function}
     places = {}
     for each in message.location:
-        line = each.line[0]
-        function, file = functions[line.function_id]
         mapping = mappings.get(each.mapping_id, ("", ""))
-        places[each.id] = Place(function, file, line.line, *kind_and_distribution(file, *mapping))
+        found = [(*functions[line.function_id], line.line) if line.function_id else None for line in each.line]
+        places[each.id] = [_place(line, mapping) for line in found or [None]]
     return places
+
+
+def _place(line: tuple[str, str, int] | None, mapping: tuple[str, str]) -> Place:
+    """Return the place of a function, file and line; None is one without a symbol, which other tools send."""
+    function, file, number = line or (UNKNOWN_FUNCTION, "", 0)
+    kind = kind_and_distribution(file, *mapping)
+    return Place(function, file if line else mapping[0], number, *kind)
 
 
 def kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, str]:

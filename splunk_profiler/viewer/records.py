@@ -154,17 +154,17 @@ class RecordReader:
         self.recording.units.update(units)
         if any(name.startswith(IN_USE) for name in units):
             self.recording.note_heap(sender.process, message.time_nanos)
-        frames = {location: self._pack(place) for location, place in places.items()}
+        frames = {location: b"".join(map(self._pack, reversed(lines))) for location, lines in places.items()}
         for locations, labels, weights in samples:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}
             state = named.get("thread.state", "")
             span = named.get("trace_id", ""), named.get("span_id", "")
-            endpoint = endpoint_name([places[locations[0]]] if locations else [], named)
+            endpoint = endpoint_name(places[locations[0]] if locations else [], named)
             facets = Facets(
                 *sender,
                 endpoint,
                 named.get("thread.name", ""),
-                places[locations[0]].kind if locations else "",
+                places[locations[0]][0].kind if locations else "",
                 _STATES.get(state, state),
                 tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
                 NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),

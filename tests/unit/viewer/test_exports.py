@@ -39,10 +39,13 @@ def test_pprof_is_read_as_it_was_written() -> None:
     message = decode_body(base64.b64encode(packed).decode())
     assert ProfileMessage.FromString(gzip.decompress(packed)) == message
     places = read_places(message)
-    found = [[(places[each].function, places[each].line) for each in sample.location_id] for sample in message.sample]
+    found = [
+        [(place.function, place.line) for each in sample.location_id for place in places[each]]
+        for sample in message.sample
+    ]
     assert found == [[("a;b\n?", 7), ("shop.main", 3)], [("a;b\n?", 8), ("shop.main", 3)], [("shop.main", 3)], []]
     assert [list(sample.value) for sample in message.sample] == [[5], [2], [1], [4]]
-    assert places[1].kind == "application"
+    assert places[1][0].kind == "application"
     assert (message.time_nanos, message.duration_nanos) == (5_000, 2_000)
     assert [message.string_table[each.type] for each in message.sample_type] == ["cpu"]
 
