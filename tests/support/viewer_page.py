@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,25 @@ def broken_rules(page: Page) -> list[tuple[str, list[str]]]:
     page.value(AXE)
     found = page.value("axe.run().then((result) => result.violations)")
     return [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found]
+
+
+def colour_parts(colour: str) -> list[float]:
+    """Return red, green and blue of ``#rrggbb`` or ``rgb(1, 2, 3)``."""
+    if colour.startswith("#"):
+        return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+    return [float(each) for each in re.findall(r"[\d.]+", colour)[:3]]
+
+
+def contrast(one: list[float], other: list[float]) -> float:
+    """Return the contrast of two colours: WCAG 2.2, section 8."""
+    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: list[float]) -> float:
+    shares = [part / 255 for part in colour]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return sum(factor * part for factor, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def act(page: Page, action: str) -> None:

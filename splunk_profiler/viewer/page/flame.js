@@ -181,6 +181,7 @@ class FlameGraph {
     context.scale(ratio, ratio);
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
+    this.dimmed = Number(getComputedStyle(this.canvas).getPropertyValue("--dimmed"));
     const row = Math.floor(this.scroller.scrollTop / ROW);
     const [first, last] = [row, row + Math.ceil(height / ROW) + 1].map((each) => this.depthOf(each)).sort((one, other) => one - other);
     const open = [this.frames[0]];
@@ -201,7 +202,7 @@ class FlameGraph {
     const top = this.rowOf(frame.depth) * ROW - this.scroller.scrollTop;
     const [hue, saturation, light] = COLOURS[frame.kind];
     const dim = frame.depth < this.zoomed.depth || (this.search && !frame.found);
-    context.globalAlpha = dim ? 0.45 : 1;
+    context.globalAlpha = dim ? this.dimmed : 1;
     const shade = light + (hashText(frame.name) % 5) * 2 - 4;
     context.fillStyle = frame.found ? "hsl(300 75% 78%)"
       : this.isCompared ? changeColour(frame) : `hsl(${hue} ${saturation} ${shade}%)`;

@@ -17,6 +17,8 @@ from viewer_page import (
     SCREENS,
     START_NS,
     broken_rules,
+    colour_parts,
+    contrast,
     frame_at,
     names_in,
     serve,
@@ -59,20 +61,12 @@ def test_each_view_fits_and_keeps_the_rules_of_accessibility(page: Page, address
     page.keep_picture(SCREENS / f"{view}_{look}.png")
 
 
-def luminance(colour: str) -> float:
-    """Return the relative luminance of a colour as ``#rrggbb``: WCAG 2.2, section 8."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(factor * part for factor, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 @pytest.mark.parametrize("look", ["light", "dark"])
 def test_colours_of_the_timeline_are_seen_on_what_is_behind(page: Page, address: str, look: str) -> None:
     page.open(address, **LOOKS[look])
-    behind = luminance(page.value("getComputedStyle(document.documentElement).getPropertyValue('--back')"))
+    behind = colour_parts(page.value("getComputedStyle(document.documentElement).getPropertyValue('--back')"))
     for colour in page.value("SERIES"):
-        darker, lighter = sorted((behind, luminance(colour)))
-        assert (lighter + 0.05) / (darker + 0.05) >= 3, colour
+        assert contrast(behind, colour_parts(colour)) >= 3, colour
 
 
 def test_large_numbers_have_digits_and_the_unit_they_round_to(page: Page, address: str) -> None:
