@@ -42,11 +42,9 @@ def contrasts(page: Page) -> dict[str, float]:
     found, behind = page.value(DRAWN)
     ratios = {}
     for name, text, (*pixel, alpha) in found:
-        back = [
-            part * alpha / 255 + under * (1 - alpha / 255) for part, under in zip(pixel, parts(behind), strict=True)
-        ]
-        darker, lighter = sorted((luminance(parts(text)), luminance(back)))
-        ratios[name] = (lighter + 0.05) / (darker + 0.05)
+        pairs = zip(pixel, colour_parts(behind), strict=True)
+        back = [part * alpha / 255 + under * (1 - alpha / 255) for part, under in pairs]
+        ratios[name] = contrast(colour_parts(text), back)
     return ratios
 
 
