@@ -47,16 +47,18 @@ def folded(stacks: Sequence[Weighted], functions: Sequence[Function]) -> str:
 
 def speedscope(stacks: Sequence[Weighted], functions: Sequence[Function], value: str, unit: str) -> str:
     """Return a profile of type ``sampled`` as JSON."""
+    places: dict[int, int] = {}  # of those that are used: of a small selection they are few
+    samples = [[places.setdefault(frame.function, len(places)) for frame in stack] for stack, _ in stacks]
     profile = {
         "type": "sampled",
         "name": value,
         "unit": _SPEEDSCOPE_UNITS.get(unit, "none"),
         "startValue": 0,
         "endValue": sum(weight for _, weight in stacks),
-        "samples": [[frame.function for frame in stack] for stack, _ in stacks],
+        "samples": samples,
         "weights": [weight for _, weight in stacks],
     }
-    frames = [{"name": function.name, "file": function.file} for function in functions]
+    frames = [{"name": functions[place].name, "file": functions[place].file} for place in places]
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "exporter": "splunk-profiler",

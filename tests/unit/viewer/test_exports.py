@@ -34,6 +34,13 @@ def test_speedscope_has_each_stack_and_its_weight() -> None:
     assert (profile["unit"], profile["endValue"]) == ("nanoseconds", 12)
 
 
+def test_speedscope_has_the_functions_of_its_stacks_alone() -> None:
+    functions = [Function("other.first", "", ""), *FUNCTIONS, Function("other.last", "", "")]
+    stacks = [Weighted(tuple(Frame(frame.function + 1, frame.line) for frame in STACKS[0].stack), 5)]
+    expected = speedscope(STACKS[:1], FUNCTIONS, "cpu", "nanoseconds")
+    assert speedscope(stacks, functions, "cpu", "nanoseconds") == expected
+
+
 def test_pprof_is_read_as_it_was_written() -> None:
     packed = pprof(STACKS, FUNCTIONS, "cpu", "nanoseconds", (5_000, 7_000))
     message = decode_body(base64.b64encode(packed).decode())
