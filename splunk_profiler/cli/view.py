@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.errors import CommandError
@@ -70,7 +71,7 @@ from splunk_profiler.viewer.store_writer import StoreWriter
     default=1,
     show_default=True,
     metavar="N",
-    help="How much of ClickHouse to show.",
+    help="How much to show; of ClickHouse only.",
 )
 @click.option(
     "--until",
@@ -84,7 +85,7 @@ from splunk_profiler.viewer.store_writer import StoreWriter
     default=LOGS,
     show_default=True,
     metavar="NAME",
-    help="ClickHouse's table of logs, or of what eBPF profilers send: otel_profiles.",
+    help="ClickHouse's table of logs, or of what eBPF profilers send (otel_profiles); of ClickHouse only.",
 )
 def view(  # noqa: PLR0917
     source: str,
@@ -108,9 +109,11 @@ def view(  # noqa: PLR0917
     SOURCE is the directory or the store of `splunk-profiler collect`, a directory of profiles or of kept streams
     (SPLUNK_PROFILER_OUTPUT=file:DIRECTORY or stream:DIRECTORY) or a file of one, a file that the OpenTelemetry
     Collector's file exporter wrote, or a database that its ClickHouse exporter writes: clickhouse://HOST/DATABASE.
-    What is added while the page is open appears on it.
+    What is added while the page is open appears on it; streams are read once.
     Only this machine can read the page, unless --host names another address: there is no password. Ctrl-C ends it.
     """
+    if not is_address(source):
+        refuse_options_of_clickhouse(source)
     if store is not None:
         save_store(source, store)
         print_line(f"saved in {store}")
@@ -129,7 +132,17 @@ def view(  # noqa: PLR0917
         print_line(f"saved in {file}")
         return
     opens = is_desktop(environment()) if opens is None else opens
-    serve_page(answers, f"{shown.name} is shown at", host=host, port=port, allowed=allowed, opens=opens)
+    title = f"{shown.name} is shown at"
+    serve_page(answers, title, host=host, port=port, allowed=allowed, opens=opens, follows=shown.follows)
+
+
+def refuse_options_of_clickhouse(source: str) -> None:
+    """Raise `UsageError` if an option is given that has no effect on files."""
+    context = click.get_current_context()
+    for name in ("last_hours", "until", "service", "table"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is for ClickHouse only, and {source} is not one of its databases")
 
 
 def is_desktop(environment: Mapping[str, str]) -> bool:
@@ -167,6 +180,8 @@ class KeptStreams(Source):
         CommandError: none can be read.
     """
 
+    follows = False
+
     def __init__(self, path: Path) -> None:
         from splunk_profiler.cli.replay import Playback  # noqa: PLC0415  # with the pipeline, for streams only
 
@@ -200,8 +215,9 @@ def serve_page(
     port: int = 0,
     allowed: tuple[str, ...] = (),
     opens: bool = False,
+    follows: bool = True,
 ) -> None:
-    """Print `title` and the address of the page, and answer until Ctrl-C."""
+    """Print `title` and the address of the page, and answer until Ctrl-C; `follows` as for `make_app`."""
     from splunk_profiler.viewer.server import listen, make_app, own_origins, serve  # noqa: PLC0415  # of the extra `view`
 
     with listen(host, port) as listener:
@@ -211,7 +227,7 @@ def serve_page(
         if opens:
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):
-            serve(make_app(answers, own_origins(host, actual_port, allowed)), listener)
+            serve(make_app(answers, own_origins(host, actual_port, allowed), follows=follows), listener)
 
 
 def save_store(source: str, path: Path) -> None:

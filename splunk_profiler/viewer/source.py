@@ -15,6 +15,7 @@ class Source:
         name: as it is shown to the user.
         recording: what has been read.
         version: another number after each change of it.
+        follows: what is added to it appears.
         unread: records of the profiling scope, and requests, that could not be read.
         remark: what else is missing in such a source; empty if nothing is.
     """
@@ -22,6 +23,7 @@ class Source:
     name: str
     recording: Recording
     version = 0
+    follows = True
     unread = 0
     remark = ""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
-from command_line import splunk_profiler
+from command_line import COMMAND, DEADLINE_S, clean_environment, splunk_profiler
 from target_process import Target, profiling_settings
 
 from splunk_profiler.cli.errors import CommandError
@@ -68,6 +70,20 @@ def test_the_page_of_a_stream_has_the_numbers_of_its_report(kept: Path, tmp_path
     cut = tmp_path / "cut.stream"
     cut.write_bytes(kept.read_bytes()[:-10])
     assert KeptStreams(cut).note.startswith("The stream was cut off")
+
+
+def test_the_page_says_that_a_stream_is_read_once(kept: Path) -> None:
+    command = [*COMMAND, "view", str(kept), "--no-open"]
+    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            address = process.stdout.readline().split()[-1]
+            with urllib.request.urlopen(f"{address}api/overview", timeout=DEADLINE_S) as answer:
+                overview = json.loads(answer.read())
+        finally:
+            process.terminate()
+            process.wait(DEADLINE_S)
+    assert (overview["source"], overview["follows"]) == (str(kept), False)
 
 
 def test_the_streams_of_a_directory_are_shown_together(kept: Path, tmp_path: Path) -> None:

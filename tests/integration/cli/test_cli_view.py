@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click import UsageError
 from command_line import splunk_profiler
 from profile_factory import small_profile
 from saved_samples import sample_line
 
-from splunk_profiler.cli.view import open_files
+from splunk_profiler.cli.view import open_files, view
 from splunk_profiler.formats.pprof import encode_whole
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.store_writer import StoreWriter
@@ -75,3 +76,16 @@ def test_profiles_of_both_names_in_a_directory_are_shown(tmp_path: Path) -> None
     shown = open_files(tmp_path)
     shown.refresh()
     assert {facets.service for facets in shown.recording.facets} == {"one", "other"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--service", "nope"), ("--last-hours", "1"), ("--until", "2026-11-20T14:30"), ("--table", "otel_logs")],
+)
+@pytest.mark.parametrize("target", ["--html", "--store"])
+def test_an_option_of_clickhouse_alone_is_refused(tmp_path: Path, option: str, value: str, target: str) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line(), "utf-8")
+    arguments = [str(tmp_path), option, value, target, str(tmp_path / "target")]
+    with pytest.raises(UsageError, match=f"^{option} is for ClickHouse only, and .* is not one of its databases$"):
+        view.main(arguments, standalone_mode=False)
+    assert not (tmp_path / "target").exists()

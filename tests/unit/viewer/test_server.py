@@ -190,6 +190,14 @@ def test_what_is_added_is_in_the_next_answer(client: TestClient, tmp_path: Path)
     assert before["version"] != after["version"]
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_the_overview_says_if_what_is_added_appears(tmp_path: Path, follows: bool) -> None:
+    (tmp_path / "logs.jsonl").touch()
+    origins = own_origins("127.0.0.1", 8000, [])
+    app = make_app(Answers(LiveFiles(tmp_path)), origins, follows=follows)
+    assert get(TestClient(app, base_url="http://127.0.0.1:8000"), "/api/overview")["follows"] is follows
+
+
 def test_files_that_disappear_are_an_error_that_says_so(client: TestClient, tmp_path: Path) -> None:
     (tmp_path / "logs.jsonl").unlink()
     assert "holds no .jsonl or .json or .pprof or .pb.gz files" in client.get("/api/overview").json()["error"]
