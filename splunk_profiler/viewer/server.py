@@ -127,7 +127,7 @@ def own_origins(host: str, port: int, more: Collection[str]) -> dict[str, set[st
 
     Those of `more` are of proxies and tunnels: they are taken as they are, with TLS too, and with the server's port.
     """
-    names = [f"[{name}]" if ":" in name else name for name in (host, "127.0.0.1", "localhost", "::1")]
+    names = [f"[{name}]" if ":" in name else name for name in (host.lower(), "127.0.0.1", "localhost", "::1")]
     forms = ("{}:{}", "{}") if port == _USUAL_PORT else ("{}:{}",)  # browsers leave it out
     own = [{form.format(name, port) for form in forms} for name in names]
     named = [name.lower() for each in more for name in (each, f"{each}:{port}")]

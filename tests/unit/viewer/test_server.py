@@ -242,3 +242,7 @@ def test_the_baseline_of_a_comparison_is_a_file_of_its_own(client: TestClient) -
 
 def test_an_unknown_format_is_explained(client: TestClient) -> None:
     assert "folded, speedscope, pprof or html" in client.get("/api/export?format=png").json()["error"]
+
+
+def test_a_name_to_listen_on_is_known_in_any_case() -> None:
+    assert own_origins("Profiles.Example", 8000, [])["profiles.example:8000"] == {"http://profiles.example:8000"}
