@@ -3,14 +3,24 @@
 
 const kept = new Map(); // answers that many questions need again, until there is new data
 let overview = null, timeline = null, asked = 0;
-let state = new URLSearchParams(location.hash.slice(1));
+let state = readState(location.hash.slice(1));
 
 const OF_FUNCTION = new Set(["sandwich", "source"]); // views
 const value = () => state.get("value") || overview.values[0]?.name || "";
 const sort = () => state.get("sort") || "own"; // of the top table
+const isGrowing = () => !saved && overview.follows !== false; // it may, if the server does not say
 const isSandwich = () => view() === "sandwich";
 const isGraph = () => ["flame", "inverted", "sandwich"].includes(view());
 const unit = () => overview.values.find(({ name }) => name === value())?.unit ?? "count";
+
+// The state of an address, without times that are none: no question with one has an answer.
+function readState(text) {
+  const found = new URLSearchParams(text);
+  for (const name of ["since", "until", "b.since", "b.until"]) {
+    if (!/^\d{1,19}$/.test(found.get(name))) found.delete(name);
+  }
+  return found;
+}
 
 function view() {
   const name = state.get("view") || "flame";
@@ -179,14 +189,14 @@ async function showAll(question) {
 }
 
 function fillNotices() {
-  const isCompared = Boolean(state.get("compare")), name = state.get("function") ?? "";
+  const isCompared = Boolean(state.get("compare")), name = brief(state.get("function") ?? "");
   byId("compared").hidden = !isCompared;
   byId("uncompare").hidden = byId("swap").hidden = byId("all").hidden = Boolean(saved);
   byId("scale").disabled = Boolean(saved);
   byId("compare").hidden = Boolean(saved) || isCompared;
   if (isCompared) {
     const chosen = [...state].filter(([each]) => each.startsWith("b.f."))
-      .flatMap(([each, text]) => [`, ${facetName(each.slice(4))} `, text || "(none)"]);
+      .flatMap(([each, text]) => [`, ${facetName(each.slice(4))} `, brief(text) || "(none)"]);
     const time = period(state.get("b.since") || overview.since, state.get("b.until") || overview.until);
     const ending = saved ? "." : ": now choose another time or other filters.";
     sayNames(byId("compared").querySelector("span"), `Compared with ${time}`, "", ...chosen, ending);
@@ -263,7 +273,8 @@ function fillHead() {
 
 // What the links save: the selection, or the baseline, with the function that the graph is of; in HTML all that is open.
 function fillLinks() {
-  byId("exports").hidden = byId("follow-label").hidden = Boolean(saved);
+  byId("exports").hidden = Boolean(saved);
+  byId("follow-label").hidden = !isGrowing();
   for (const link of document.querySelectorAll("[data-format]")) {
     const { format, baseline } = link.dataset, query = selection({ format });
     const isKept = (name) => !query.has(name) && (format === "html" || (name === "function" || name === "file") && isGraph()
@@ -302,7 +313,7 @@ function listen() {
     event.preventDefault();
     byId("search").focus();
   });
-  addEventListener("hashchange", () => { state = new URLSearchParams(location.hash.slice(1)); show(); });
+  addEventListener("hashchange", () => { state = readState(location.hash.slice(1)); show(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const each of [graph, callers]) each.draw();
     if (timeline) drawTimeline();
@@ -314,7 +325,7 @@ function listen() {
 async function follow() {
   try {
     const isFailed = !byId("problem").hidden;
-    if (byId("follow").checked && (overview || isFailed) && !marked) {
+    if (byId("follow").checked && (isFailed || overview && isGrowing()) && !marked) {
       const { version } = await ask("overview");
       if (version !== overview?.version || isFailed) await show();
     }
@@ -325,7 +336,7 @@ async function follow() {
 }
 
 if (saved) {
-  state = new URLSearchParams(saved.state);
+  state = readState(saved.state);
 }
 listen();
 show();

@@ -62,8 +62,8 @@ function describe(one, frame) {
   const whole = one.frames[0].total;
   make("strong", shown.name, at);
   const before = one.isCompared ? `, ${change(shown.total, shown.before, unit())}` : "";
-  const own = shown.own ? `, own ${amount(shown.own, unit())} (${share(shown.own, whole)})` : "";
-  make("span", ` ${amount(shown.total, unit())} (${share(shown.total, whole)})${own}${before}`, at);
+  const sum = (weight) => amount(weight, unit()) + (whole ? ` (${share(weight, whole)})` : "");
+  make("span", ` ${sum(shown.total)}${shown.own ? `, own ${sum(shown.own)}` : ""}${before}`, at);
   const place = make("span", shown.file ? " " : "", at);
   place.className = "quiet";
   if (shown.file) addPlace(shown.file, shown.line, place);

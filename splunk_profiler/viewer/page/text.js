@@ -45,6 +45,9 @@ function say(node, text) {
 // of its own, or, where only a text can be, between two characters that nobody sees.
 const apart = (name) => `\u2066${clean(name)}\u2069`;
 
+// The start of a name that a notice has no room for.
+const brief = (name) => name.replace(/^(.{200}).+$/su, "$1…");
+
 // Sets a text, of which each second part is a name.
 function sayNames(node, ...parts) {
   if (node.textContent === clean(parts.join(""))) return;
@@ -104,12 +107,13 @@ function period(since, until) {
 function ticks(since, until) {
   const from = Number(BigInt(since) / 1000000n), to = Number(BigInt(until) / 1000000n), first = new Date(from);
   const step = STEPS_MS.find((each) => (to - from) / each <= 6) ?? 0;
-  const days = Math.ceil((to - from) / DAY_MS / 7), offset = first.getTimezoneOffset() * MINUTE_MS;
-  const start = Math.ceil((from - offset) / step) * step + offset; // round in the reader's zone
-  const at = (count) => (step ? start + count * step
-    : new Date(first.getFullYear(), first.getMonth(), first.getDate() + count * days).getTime());
-  const times = Array.from({ length: 9 }, (_, count) => at(count)).filter((each) => each >= from && each <= to);
-  return times.map((each) => [each, tickText(new Date(each), step || DAY_MS)]);
+  const hours = step ? step / HOUR_MS : 24 * Math.ceil((to - from) / DAY_MS / 7);
+  const offset = first.getTimezoneOffset() * MINUTE_MS, start = Math.ceil((from - offset) / step) * step + offset;
+  // Round in the reader's zone: hours are counted from midnight, as clocks say also after they are changed.
+  const at = (count) => (hours < 1 ? start + count * step
+    : new Date(first.getFullYear(), first.getMonth(), first.getDate(), count * hours).getTime());
+  const times = Array.from({ length: 32 }, (_, count) => at(count)).filter((each) => each >= from && each <= to);
+  return [...new Set(times)].map((each) => [each, tickText(new Date(each), step || DAY_MS)]);
 }
 
 function tickText(date, step) {

@@ -114,3 +114,24 @@ def test_a_view_that_opens_takes_the_focus_of_what_opened_it(page: Page, growing
         page.value("document.querySelector('[data-view=top]').focus()")
         act(page, f"{FOCUSED}.click()")
         assert page.value(f"{FOCUSED}.dataset.view") == "top"
+
+
+def test_data_that_does_not_grow_is_not_asked_for_again(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(address)
+        assert page.value("byId('follow-label').checkVisibility()")
+        page.value(
+            """globalThis.asks = 0;
+            const askOnce = globalThis.fetch;
+            globalThis.fetch = async (address) => {
+                const answer = await askOnce(address);
+                if (!address.startsWith("api/overview")) return answer;
+                asks += 1;
+                return Response.json({ ...await answer.json(), follows: false });
+            };"""
+        )
+        act(page, "show()")
+        assert not page.value("byId('follow-label').checkVisibility()")
+        asks = page.value("asks")
+        page.value("follow()")
+        assert page.value("asks") == asks

@@ -115,6 +115,24 @@ def test_times_have_the_readers_days_and_zone(page: Page, address: str) -> None:
         assert 2 < len(page.value(times.format(START_NS, START_NS + int(seconds * 1e9)))) < 9, seconds
 
 
+def test_times_are_round_also_where_clocks_are_changed(page: Page, address: str) -> None:
+    page.open(address, zone="Europe/Berlin")
+    times = "ticks(...['{}', '{}'].map((time) => `${{Date.parse(time)}}000000`)).map(([, text]) => text)"
+    autumn = page.value(times.format("2026-10-24T09:00", "2026-10-26T18:00"))
+    assert autumn == ["12:00", "Oct 25", "12:00", "Oct 26", "12:00"]
+    assert page.value(times.format("2026-10-25T00:30", "2026-10-25T05:30")) == [
+        "01:00",
+        "02:00",
+        "03:00",
+        "04:00",
+        "05:00",
+    ]
+    spring = page.value(times.format("2026-03-29T00:00", "2026-03-29T06:00"))
+    assert spring == ["Mar 29", "01:00", "03:00", "04:00", "05:00", "06:00"]
+    second_hour = page.value(times.format("2026-10-25T01:05Z", "2026-10-25T01:55Z"))  # 2 o'clock is twice
+    assert second_hour == ["02:10", "02:20", "02:30", "02:40", "02:50"]
+
+
 def test_new_data_appears_and_an_empty_directory_says_what_to_do(page: Page, tmp_path: Path) -> None:
     (tmp_path / "logs.jsonl").touch()
     with shown_on(page, tmp_path) as address:

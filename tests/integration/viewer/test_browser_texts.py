@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from browser import CHROMIUM, Page
 from saved_samples import TRACE, sample_line, span_line
-from viewer_page import RIGHT_TO_LEFT, SCREENS, shown, shown_on
+from viewer_page import RIGHT_TO_LEFT, SCREENS, act, shown, shown_on
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 FIRST, LAST = RIGHT_TO_LEFT.split(".")
@@ -84,3 +84,29 @@ def test_names_from_right_to_left_stand_apart_in_notices(page: Page, hebrew: str
     page.open(f"{hebrew}#view=source&{function}")
     assert shown(page, "#source-lines p").startswith(f"{FILE}: this file is not")
     assert page.value(apart.format("#source-lines p")) == [FILE]
+
+
+def test_a_time_in_the_address_that_is_none_is_left_out(page: Page, address: str) -> None:
+    page.open(f"{address}#until=1e9&since=abc&compare=time&b.since=&b.until={'9' * 20}")
+    assert page.value("byId('problem').hidden")
+    assert shown(page, "#total") == "7.00 min"
+    assert page.value("[...state.keys()]") == ["compare"]
+    act(page, "location.hash = '#since=-5&view=top'")
+    assert page.value("String(state)") == "view=top"
+    page.open(f"{address}#since={'9' * 19}&until=1")
+    assert page.value("byId('problem').hidden")
+    assert page.value("byId('empty').hidden") is False
+
+
+def test_a_long_name_leaves_room_in_a_notice(page: Page, address: str) -> None:
+    name = "x" * 10_000
+    page.open(f"{address}#view=inverted&function={name}&compare=time&b.f.service={name}")
+    for notice in ("#only", "#compared"):
+        assert "x" * 100 in shown(page, notice)
+        assert "…" in shown(page, notice)
+        assert page.box(notice)[3] < 150
+
+
+def test_nothing_has_no_share_of_nothing(page: Page, address: str) -> None:
+    page.open(f"{address}#view=trace&f.trace={'0' * 32}")
+    assert shown(page, "#frame") == "all 0 ns"
