@@ -7,17 +7,15 @@ threads: they must be short and must not raise. Must not load the SDK.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 from weakref import ref
 
 from splunk_profiler.system.guard import Guard
-from splunk_profiler.system.threads import WakeEvent
+from splunk_profiler.system.threads import wait_until
 
 _LOCK_TIMEOUT_S = 0.1
-_POLL_INTERVAL_S = 0.002
 
 
 class PassiveProcessor:
@@ -136,12 +134,7 @@ def _can_lock(provider: Any) -> bool:
 
 def _becomes_free(lock: Any) -> bool:
     """Return True if `lock` is free in time. A handler that raises after `acquire(timeout)` would keep it acquired."""
-    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
-    while lock.locked():
-        if time.monotonic() > deadline_s:
-            return False
-        WakeEvent().wait(_POLL_INTERVAL_S)
-    return True
+    return wait_until(lambda: not lock.locked(), _LOCK_TIMEOUT_S)
 
 
 def is_local_root(span: Any) -> bool:

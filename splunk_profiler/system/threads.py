@@ -49,6 +49,16 @@ class WakeEvent:
         return self._lock.acquire(timeout=max(timeout_s, 0.0))
 
 
+def wait_until(is_true: Callable[[], bool], timeout_s: float) -> bool:
+    """Look every other millisecond, for up to `timeout_s` seconds, until `is_true()`; return False if it never was."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() >= deadline_s:
+            return False
+        WakeEvent().wait(_POLL_INTERVAL_S)
+    return True
+
+
 class OwnedLock:
     """A lock that belongs to the thread that acquired it, however often it did, until that thread releases it.
 
@@ -64,14 +74,7 @@ class OwnedLock:
     def acquire(self, timeout_s: float = inf) -> bool:
         """Wait up to `timeout_s` seconds; return True if the calling thread has the lock."""
         own = self._get_ident()
-        if self._owner.setdefault("ident", own) == own:
-            return True
-        deadline_s = time.monotonic() + timeout_s
-        while self._owner.setdefault("ident", own) != own:
-            if time.monotonic() >= deadline_s:
-                return False
-            WakeEvent().wait(_POLL_INTERVAL_S)
-        return True
+        return wait_until(lambda: self._owner.setdefault("ident", own) == own, timeout_s)
 
     def release(self) -> None:
         """Free the lock; does nothing on a thread that does not have it."""
@@ -185,12 +188,10 @@ def _may_use_threading() -> bool:
     code has forked while a thread held it.
     """
     lock = vars(threading).get("_active_limbo_lock")
-    deadline_s = time.monotonic() + _THREADING_LOCK_TIMEOUT_S
-    while lock is not None and not repr(lock).startswith("<unlocked"):  # a handler that raises could keep it acquired
-        if lock._is_owned() or time.monotonic() > deadline_s:
-            return False
-        WakeEvent().wait(_POLL_INTERVAL_S)
-    return True
+    if lock is None:
+        return True
+    # It is looked at only: acquired here, it would stay so if a handler raised.
+    return not lock._is_owned() and wait_until(lambda: repr(lock).startswith("<unlocked"), _THREADING_LOCK_TIMEOUT_S)
 
 
 _PROFILER_THREADS: set[tuple[int, int]] = set()  # (process id, ident): a forked child has none of its parent's

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TimeIsUpError(BaseException):
-    """What a signal handler of the application raises."""
+    """An exception that a signal handler of the application raises."""
 
 
 def is_interrupted(work: Callable[[], object], module: ModuleType, line: int) -> bool:
@@ -18,9 +18,8 @@ def is_interrupted(work: Callable[[], object], module: ModuleType, line: int) ->
     left = count(1 - line)
 
     def notice(frame: FrameType, event: str, _argument: Any) -> Any:
-        if (
-            frame.f_code.co_filename != module.__file__ or frame.f_code.co_name == "__del__"
-        ):  # whose errors reach nobody
+        # Python ignores what is raised in `__del__`.
+        if frame.f_code.co_filename != module.__file__ or frame.f_code.co_name == "__del__":
             return None
         if event == "line" and next(left) == 0:
             raise TimeIsUpError

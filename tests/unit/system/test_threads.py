@@ -137,8 +137,7 @@ GEVENT = """
 from gevent import monkey
 if BEFORE: monkey.patch_all()
 import _thread, threading, gevent
-from splunk_profiler.system import threads
-from splunk_profiler.system.threads import GilOffer, OwnedLock, ShortTurns, WakeEvent, Worker
+from splunk_profiler.system.threads import GilOffer, ShortTurns, WakeEvent, Worker
 if not BEFORE: monkey.patch_all()
 real_ident = monkey.get_original("_thread", "get_ident")
 over, idents = WakeEvent(), []
