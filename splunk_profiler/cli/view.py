@@ -132,8 +132,7 @@ def view(  # noqa: PLR0917
         print_line(f"saved in {file}")
         return
     opens = is_desktop(environment()) if opens is None else opens
-    title = f"{shown.name} is shown at"
-    serve_page(answers, title, host=host, port=port, allowed=allowed, opens=opens, follows=shown.follows)
+    serve_page(answers, f"{shown.name} is shown at", host=host, port=port, allowed=allowed, opens=opens)
 
 
 def refuse_options_of_clickhouse(source: str) -> None:
@@ -215,9 +214,8 @@ def serve_page(
     port: int = 0,
     allowed: tuple[str, ...] = (),
     opens: bool = False,
-    follows: bool = True,
 ) -> None:
-    """Print `title` and the address of the page, and answer until Ctrl-C; `follows` as for `make_app`."""
+    """Print `title` and the address of the page, and answer until Ctrl-C."""
     from splunk_profiler.viewer.server import listen, make_app, own_origins, serve  # noqa: PLC0415  # of the extra `view`
 
     with listen(host, port) as listener:
@@ -227,7 +225,7 @@ def serve_page(
         if opens:
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):
-            serve(make_app(answers, own_origins(host, actual_port, allowed), follows=follows), listener)
+            serve(make_app(answers, own_origins(host, actual_port, allowed)), listener)
 
 
 def save_store(source: str, path: Path) -> None:

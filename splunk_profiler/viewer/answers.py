@@ -60,6 +60,7 @@ class Answers:
                 "samples": recording.count(),
                 "source": self._live.name,
                 "version": self._live.version,
+                "follows": self._live.follows,
                 "unread": self._live.unread,
                 "note": self._live.note,
             }

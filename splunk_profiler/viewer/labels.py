@@ -39,10 +39,10 @@ class Labels:
             samples: how many there are of each facets.
         """
         counts = np.bincount(np.array(self._labels), samples[np.array(self._facets)], len(self._places))
-        found = ((is_ours(name), -count, name) for name, count in zip(self._places, counts, strict=True) if count)
+        found = ((_is_ours(name), -count, name) for name, count in zip(self._places, counts, strict=True) if count)
         return [name for *_, name in sorted(found)]
 
 
-def is_ours(name: str) -> bool:
+def _is_ours(name: str) -> bool:
     """Return True for a label that the profiler gives: those of the service's own have other names."""
     return name in _OURS or name.startswith(RESERVED_PREFIXES)

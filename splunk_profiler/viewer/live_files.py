@@ -16,7 +16,7 @@ from splunk_profiler.viewer.source import Source
 
 _SUFFIXES = (*REQUEST_SUFFIXES, *PROFILE_SUFFIXES)
 _PROFILE_NAME = re.compile(r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-[0-9a-f]{8}-\d+(?P<kind>(-[a-z]+)*)\.pprof")
-_PROFILE_SUFFIX = re.compile(r"\.(pprof|pb\.gz)$")
+_PROFILE_SUFFIX = re.compile(f"({'|'.join(map(re.escape, PROFILE_SUFFIXES))})$")
 
 
 class LiveFiles(Source):

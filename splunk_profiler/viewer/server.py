@@ -44,17 +44,8 @@ _EXPORTS = {
 }
 
 
-def make_app(answers: Answers, origins: Mapping[str, Collection[str]], *, follows: bool = True) -> ASGIApp:
-    """Return the application.
-
-    Args:
-        answers: what it says.
-        origins: by the values of the header Host that it answers to.
-        follows: what is added to the source appears; else the page need not ask for it.
-    """
-
-    def overview(_request: Request) -> Any:
-        return {**answers.overview(), "follows": follows}
+def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIApp:
+    """Return the application; `origins` are by the values of the header Host that it answers to."""
 
     def flame(request: Request) -> Any:
         return answers.flame(_selection(request), _is_set(request, "inverted"), _baseline(request), _function(request))
@@ -94,7 +85,7 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]], *, follow
         )
 
     routes = [
-        Route("/api/overview", _json(overview)),
+        Route("/api/overview", _json(lambda _request: answers.overview())),
         Route("/api/facets", _json(facets)),
         Route("/api/flame", _json(flame)),
         Route("/api/top", _json(top)),

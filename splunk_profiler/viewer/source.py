@@ -29,7 +29,7 @@ class Source:
 
     @property
     def note(self) -> str:
-        """What is missing besides `unread`; empty if nothing is."""
+        """Remarks on what is missing besides `unread`; empty if nothing is."""
         return " ".join(filter(None, (self.remark, *self.recording.remarks())))
 
     def refresh(self) -> None:

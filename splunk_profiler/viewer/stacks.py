@@ -135,8 +135,6 @@ class BuiltStacks:
                 one, other = (self._functions_of(order[each], inverted) for each in (place - 1, place))
                 shared = min(len(one), len(other))
                 common[place] = next(iter(np.flatnonzero(one[:shared] != other[:shared])), shared)
-            elif place == 0:
-                common[place] = 0
         return order, common
 
     def _functions_of(self, place: int, inverted: bool) -> Numbers:

@@ -193,8 +193,9 @@ def test_what_is_added_is_in_the_next_answer(client: TestClient, tmp_path: Path)
 @pytest.mark.parametrize("follows", [True, False])
 def test_the_overview_says_if_what_is_added_appears(tmp_path: Path, follows: bool) -> None:
     (tmp_path / "logs.jsonl").touch()
-    origins = own_origins("127.0.0.1", 8000, [])
-    app = make_app(Answers(LiveFiles(tmp_path)), origins, follows=follows)
+    source = LiveFiles(tmp_path)
+    source.follows = follows
+    app = make_app(Answers(source), own_origins("127.0.0.1", 8000, []))
     assert get(TestClient(app, base_url="http://127.0.0.1:8000"), "/api/overview")["follows"] is follows
 
 
