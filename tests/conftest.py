@@ -120,6 +120,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield found
 
 
+@pytest.fixture
+def no_error_on_the_console(page: Page) -> Iterator[None]:
+    """Fail a test in which the page reports an error."""
+    page.problems.clear()
+    yield
+    assert not page.problems
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve the page of two services and return its address."""

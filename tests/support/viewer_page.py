@@ -10,10 +10,15 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-from browser import Page
+import pytest
+from browser import CHROMIUM, Page
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment
 from saved_samples import sample_line, span_line
 
+IN_BROWSER = [  # of a module of tests that all look at the page
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+    pytest.mark.usefixtures("no_error_on_the_console"),
+]
 SCREENS = ROOT / "build" / "screens"
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 START_NS = 1_790_000_000 * 10**9

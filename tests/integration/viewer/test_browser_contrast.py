@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from browser import CHROMIUM, Page
-from viewer_page import START_NS, colour_parts, contrast
+from browser import Page
+from viewer_page import IN_BROWSER, START_NS, colour_parts, contrast
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = IN_BROWSER
 MIDDLE_NS = START_NS + 60 * 10**9
 GRAPHS = {
     "plain": "",
@@ -28,13 +26,6 @@ DRAWN = """(() => {
     const names = found.map(([text, colour, x, y]) => [text, colour, pixel(x, Math.ceil(y))]);
     return [names, getComputedStyle(document.body).backgroundColor];
 })()"""
-
-
-@pytest.fixture(autouse=True)
-def _no_error_on_the_console(page: Page) -> Iterator[None]:
-    page.problems.clear()
-    yield
-    assert not page.problems
 
 
 def contrasts(page: Page) -> dict[str, float]:

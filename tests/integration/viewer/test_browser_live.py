@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Page
+from browser import Page
 from saved_samples import append, sample_line
-from viewer_page import act, names_in, shown, shown_on
+from viewer_page import IN_BROWSER, act, names_in, shown, shown_on
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = IN_BROWSER
 RANK = ("shop.rank(/srv/shop.py:7)", "shop.search(/srv/shop.py:3)", "shop.serve(/srv/shop.py:1)")
 PAY = ("billing.pay(/srv/billing.py:9)", "shop.serve(/srv/shop.py:1)")
 FOCUSED = "document.activeElement"
-
-
-@pytest.fixture(autouse=True)
-def _no_error_on_the_console(page: Page) -> Iterator[None]:
-    page.problems.clear()
-    yield
-    assert not page.problems
 
 
 @pytest.fixture

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, Page
+from browser import Page
 from saved_samples import TRACE, append, sample_line
 from viewer_page import (
     CHECKOUT,
+    IN_BROWSER,
     SCREENS,
     START_NS,
     broken_rules,
@@ -26,15 +26,8 @@ from viewer_page import (
     shown_on,
 )
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = IN_BROWSER
 FAILED = "!document.querySelector('#problem').hidden"
-
-
-@pytest.fixture(autouse=True)
-def _no_error_on_the_console(page: Page) -> Iterator[None]:
-    page.problems.clear()
-    yield
-    assert not page.problems
 
 
 LOOKS: dict[str, dict[str, Any]] = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390}}

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from browser import CHROMIUM, Page
+from browser import Page
 from saved_samples import sample_line
-from viewer_page import SCREENS, shown, shown_on
+from viewer_page import IN_BROWSER, SCREENS, shown, shown_on
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = IN_BROWSER
 NAME = "uvicorn.protocols.http.httptools_impl.RequestResponseCycle.run_asgi"
 FILE = "/usr/local/lib/python3.12/site-packages/uvicorn/protocols/http/httptools_impl.py"
 DEEP_FILE = f"/srv/{'/'.join(f'folder_{number}' for number in range(40))}/app.py"
-
-
-@pytest.fixture(autouse=True)
-def _no_error_on_the_console(page: Page) -> Iterator[None]:
-    page.problems.clear()
-    yield
-    assert not page.problems
 
 
 @pytest.fixture(scope="module")

@@ -7,20 +7,13 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
-from browser import CHROMIUM, Page
+from browser import Page
 from saved_samples import TRACE, sample_line, span_line
-from viewer_page import RIGHT_TO_LEFT, SCREENS, act, shown, shown_on
+from viewer_page import IN_BROWSER, RIGHT_TO_LEFT, SCREENS, act, shown, shown_on
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = IN_BROWSER
 FIRST, LAST = RIGHT_TO_LEFT.split(".")
 FILE = f"/srv/{FIRST}/{LAST}"
-
-
-@pytest.fixture(autouse=True)
-def _no_error_on_the_console(page: Page) -> Iterator[None]:
-    page.problems.clear()
-    yield
-    assert not page.problems
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Page
+from browser import Page
 from command_line import splunk_profiler
 from pprof_tool import pprof_top, run_pprof
 from saved_samples import TRACE, sample_line
-from viewer_page import CHECKOUT, SCREENS, START_NS, broken_rules, click, lines, names_in, shown, shown_on
+from viewer_page import CHECKOUT, IN_BROWSER, SCREENS, START_NS, broken_rules, click, lines, names_in, shown, shown_on
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = IN_BROWSER
 MIDDLE_NS, END_NS = START_NS + 60 * 10**9, START_NS + 90 * 10**9
 RANK = "function=shop.ranking.rank&file=%2Fsrv%2Fshop%2Franking.py"
 VIEWS = {
@@ -31,13 +30,6 @@ CONTENT = f"""JSON.stringify([
     {PARTS}.concat(["#top tbody", "#source-lines tbody"])
         .map((each) => [...document.querySelectorAll(each)].map((at) => at.checkVisibility() ? at.innerText : "")),
     [graph, callers].map((each) => each.frames.map((frame) => [frame.name, frame.total, frame.before, frame.own]))])"""
-
-
-@pytest.fixture(autouse=True)
-def _no_error_on_the_console(page: Page) -> Iterator[None]:
-    page.problems.clear()
-    yield
-    assert not page.problems
 
 
 def test_each_link_saves_the_selection(page: Page, address: str, tmp_path: Path) -> None:
