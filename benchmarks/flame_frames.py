@@ -8,19 +8,15 @@ here, Chromium draws with the processor.
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from result import Result, main
-from viewer_load import fill
+from viewer_load import fill, page_of
 
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.store_writer import StoreWriter
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 STACKS_SAMPLES = 5_000_000  # of which 100,000 stacks come
 PICTURE_MS = 1000 / 60
@@ -50,7 +46,7 @@ _MEASURE = """
 
 def measure(quick: bool) -> Iterator[Result]:
     """Yield the slowest 95th percentile of all kinds of steps."""
-    from browser import CHROMIUM, run_browser  # noqa: PLC0415  # of the tests
+    from browser import CHROMIUM  # noqa: PLC0415  # of the tests
 
     if CHROMIUM is None:
         return
@@ -61,19 +57,10 @@ def measure(quick: bool) -> Iterator[Result]:
         writer = StoreWriter(path)
         writer.add(recording)
         writer.close()
-        command = [sys.executable, "-m", "splunk_profiler", "view", str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                assert server.stdout is not None
-                address = server.stdout.readline().split()[-1]
-                with run_browser(Path(directory)) as page:
-                    page.open(address)
-                    frames = page.value("graph.frames.length")
-                    steps = STEPS // (10 if quick else 1)
-                    found = {kind: page.value(_MEASURE % (steps, step)) for kind, step in _STEPS_OF.items()}
-                    page.do("Page.navigate", url="about:blank")
-            finally:
-                server.terminate()
+        with page_of(path, Path(directory)) as page:
+            frames = page.value("graph.frames.length")
+            steps = STEPS // (10 if quick else 1)
+            found = {kind: page.value(_MEASURE % (steps, step)) for kind, step in _STEPS_OF.items()}
     slowest = {kind: statistics.quantiles(each, n=20)[-1] for kind, each in found.items()}
     yield Result(
         "picture of the flame graph",

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -212,27 +213,35 @@ def times_ms(question: Callable[[], Any], rounds: int, before: Callable[[], Any]
     return found
 
 
+@contextmanager
+def page_of(store: Path, directory: Path) -> Iterator[Any]:
+    """Show a store in Chromium, which must be there, and return the tab."""
+    from browser import run_browser  # noqa: PLC0415  # of the tests
+
+    command = [sys.executable, "-m", "splunk_profiler", "view", str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[-1]
+            with run_browser(directory) as page:
+                page.open(address)
+                yield page
+                page.do("Page.navigate", url="about:blank")
+        finally:
+            server.terminate()
+
+
 def times_on_page_ms(path: Path, directory: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Return by action how long it took until its view was drawn, and until all was; nothing without Chromium."""
-    from browser import CHROMIUM, run_browser  # noqa: PLC0415  # of the tests
+    from browser import CHROMIUM  # noqa: PLC0415  # of the tests
 
     found: dict[str, list[tuple[float, float]]] = {}
     if CHROMIUM is None:
         return found
-    with subprocess.Popen(
-        [sys.executable, "-m", "splunk_profiler", "view", str(path)], stdout=subprocess.PIPE
-    ) as server:
-        try:
-            assert server.stdout is not None
-            address = server.stdout.readline().decode().split()[-1]
-            with run_browser(directory) as page:
-                page.open(address)
-                for _ in range(rounds):
-                    for name, action in ACTIONS.items():
-                        found.setdefault(name, []).append(page.value(_UNTIL_DRAWN % action))
-                page.do("Page.navigate", url="about:blank")
-        finally:
-            server.terminate()
+    with page_of(path, directory) as page:
+        for _ in range(rounds):
+            for name, action in ACTIONS.items():
+                found.setdefault(name, []).append(page.value(_UNTIL_DRAWN % action))
     return found
 
 
