@@ -68,8 +68,9 @@ _new_state = maker(ThreadState)
 class _Definitions(dict[int, _T]):
     """The valid definitions of one kind, by number, oldest first."""
 
+    __slots__ = ("_added_count", "_capacity", "_kind", "_memory")
+
     def __init__(self, kind: str, memory: _MemoryEstimate) -> None:
-        super().__init__()
         self._memory = memory
         self._added_count = 0  # in this generation
         self._kind = kind
@@ -118,27 +119,6 @@ class StreamReader:
         self._all = (self._frames, self._stacks, self._threads, self._spans, self._labels, self._kinds)
         self._texts: dict[str, str] = {}  # one object for each text of a frame
         self._shared_bytes = 0
-        self._read: dict[type[Any], Callable[[Any], Item | None]] = {
-            records.StartRecord: self._read_start,
-            records.ResourceRecord: lambda one: ResourceChanged(
-                bool(one.is_final), _json_object(one.attributes), one.schema_url
-            ),
-            records.FrameRecord: self._add_frame,
-            records.StackRecord: self._add_stack,
-            records.ThreadRecord: self._add_thread,
-            records.SpanRecord: self._add_span,
-            records.LabelsRecord: self._add_labels,
-            records.EventKindRecord: self._add_kind,
-            records.SnapshotRecord: self._read_snapshot,
-            records.EventRecord: self._read_event,
-            records.TaskRecord: lambda one: TaskSeen(one.thread, one.instant_ns, printable(one.name)),
-            records.EndpointRecord: lambda one: EndpointNamed(*one),
-            records.TraceRecord: lambda one: TraceSelected(*one),
-            records.TraceEndRecord: lambda one: TraceEnded(*one),
-            records.LostRecord: lambda one: CapturesLost(*one),
-            records.EndRecord: lambda one: CaptureEnded(*one),
-            records.EndedRecord: lambda one: BlocksEnded(*one),
-        }
 
     @property
     def pending_bytes(self) -> int:
@@ -153,7 +133,7 @@ class StreamReader:
         """
         for record in self._decoder.feed(data):
             try:
-                item = self._read[type(record)](record)
+                item = _READ[type(record)](self, record)
             except StreamError as error:
                 raise StreamError(f"{type(record).__name__}: {error}") from None
             if item is None:
@@ -254,6 +234,30 @@ class StreamReader:
         event = Event(self._kinds[record.kind], labels, record.event_count, record.event_amount)
         (state,) = self._thread_states([entry])
         return CapturedEvent(record.time_ns, record.instant_ns, state, event, record.live_id)
+
+
+# Not in the reader, which would refer to itself then, and be memory until a collection of garbage.
+_READ: dict[type[Any], Callable[[StreamReader, Any], Item | None]] = {
+    records.StartRecord: StreamReader._read_start,
+    records.ResourceRecord: lambda _, one: ResourceChanged(
+        bool(one.is_final), _json_object(one.attributes), one.schema_url
+    ),
+    records.FrameRecord: StreamReader._add_frame,
+    records.StackRecord: StreamReader._add_stack,
+    records.ThreadRecord: StreamReader._add_thread,
+    records.SpanRecord: StreamReader._add_span,
+    records.LabelsRecord: StreamReader._add_labels,
+    records.EventKindRecord: StreamReader._add_kind,
+    records.SnapshotRecord: StreamReader._read_snapshot,
+    records.EventRecord: StreamReader._read_event,
+    records.TaskRecord: lambda _, one: TaskSeen(one.thread, one.instant_ns, printable(one.name)),
+    records.EndpointRecord: lambda _, one: EndpointNamed(*one),
+    records.TraceRecord: lambda _, one: TraceSelected(*one),
+    records.TraceEndRecord: lambda _, one: TraceEnded(*one),
+    records.LostRecord: lambda _, one: CapturesLost(*one),
+    records.EndRecord: lambda _, one: CaptureEnded(*one),
+    records.EndedRecord: lambda _, one: BlocksEnded(*one),
+}
 
 
 def _size(texts: Iterable[str]) -> int:
