@@ -75,10 +75,8 @@ class Customer(threading.Thread):
             urllib.request.urlopen(self._url).read()
 
 
-def look(pid: int) -> list[str]:
-    """One line for each thread that is in a span at this instant."""
-    command = [sys.executable, "-m", "splunk_profiler", "inspect", "--json", str(pid)]
-    read: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+def describe(read: dict[str, Any]) -> list[str]:
+    """One line for each thread that was in a span when the process was read."""
     lines = []
     for thread in read["threads"]:
         labels = {label["key"]: label["value"] for label in thread["labels"] or ()}
@@ -87,6 +85,19 @@ def look(pid: int) -> list[str]:
             del labels["local_root_span_id"]
             lines.append(f"thread {thread['tid']}: {ids}, labels {labels}")
     return lines
+
+
+def look(pid: int) -> None:
+    """Read the process ten times a second until enough was seen."""
+    command = [sys.executable, "-m", "splunk_profiler", "inspect", "--watch", "--interval", "0.1", "--json", str(pid)]
+    seen = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as inspector:
+        assert inspector.stdout is not None
+        while seen < ENOUGH:
+            lines = describe(json.loads(inspector.stdout.readline()))
+            seen += any("customer" in line for line in lines)
+            print(*lines, sep="\n", end="\n" if lines else "", flush=True)
+        inspector.terminate()
 
 
 def main() -> None:
@@ -99,11 +110,7 @@ def main() -> None:
         customers = [Customer(f"http://127.0.0.1:{port}/primes/{name}") for name in ("anna", "bo")]
         for customer in customers:
             customer.start()
-        seen = 0
-        while seen < ENOUGH:
-            lines = look(service.pid)
-            seen += any("customer" in line for line in lines)
-            print(*lines, sep="\n", end="\n" if lines else "", flush=True)
+        look(service.pid)
         for customer in customers:
             customer.stopping = True
             customer.join()
