@@ -20,11 +20,9 @@ from rich.text import Text
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.cli.receiver import ReceivedCounts, Receiver, Refusals
 from splunk_profiler.cli.signals import block_signals, wait_for_signal
-from splunk_profiler.cli.store import Saved, Store
+from splunk_profiler.cli.store import DEFAULT_DIRECTORY, Saved, Store
 from splunk_profiler.cli.terminal import Terminal, text
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS
-
-DEFAULT_DIRECTORY = "profiles"
 
 _UPDATE_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 5.0

@@ -26,12 +26,11 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from splunk_profiler.cli.analysis import analyse
-from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.demo_processes import Child, make_ptrace_hook, run_verb, summarize_agent_log
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.load import Load
 from splunk_profiler.cli.report import draw
-from splunk_profiler.cli.store import LOGS
+from splunk_profiler.cli.store import DEFAULT_DIRECTORY, LOGS
 from splunk_profiler.cli.terminal import Terminal, make_console
 from splunk_profiler.cli.view import serve_page, write_page
 from splunk_profiler.config import environment

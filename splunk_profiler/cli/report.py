@@ -16,9 +16,9 @@ from rich.table import Table
 
 from splunk_profiler.cli import memory_tables, profile_tables, tables
 from splunk_profiler.cli.analysis import Analysis, Functions, Tally, ThreadTally, analyse
-from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.profiles import Profiles
+from splunk_profiler.cli.store import DEFAULT_DIRECTORY
 from splunk_profiler.cli.terminal import Terminal, lines, make_console, text
 from splunk_profiler.pipeline.gil_waits import LONG_WAIT_NS
 from splunk_profiler.viewer.profile_messages import OUTSIDE, is_library

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.system.private_files import make_directory, make_private, open_private
 
+DEFAULT_DIRECTORY = "profiles"
 LOGS = "logs.jsonl"
 TRACES = "traces.jsonl"
 

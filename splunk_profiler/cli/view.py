@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from splunk_profiler.cli.collect import DEFAULT_DIRECTORY
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
+from splunk_profiler.cli.store import DEFAULT_DIRECTORY
 from splunk_profiler.config import environment
 from splunk_profiler.stream.records import HEADER
 from splunk_profiler.system.private_files import make_private, open_private
