@@ -18,6 +18,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from soak.collector import Collector
 from soak.plan import FULL_S, MAX_CONCURRENT, SCENARIOS, Scenario, allot_seconds
 from soak.runner import Report, Run
 
@@ -60,7 +61,8 @@ def main() -> int:
 def _run(scenarios: tuple[Scenario, ...], seconds: float, folder: Path) -> list[Report]:
     allowed = allot_seconds(scenarios, seconds)
     reports = []
-    with ThreadPoolExecutor(MAX_CONCURRENT) as lanes:
+    with Collector(folder / "silent") as silent, ThreadPoolExecutor(MAX_CONCURRENT) as lanes:
+        silent.switch("silent")
         running = [
             lanes.submit(
                 Run(
@@ -68,6 +70,7 @@ def _run(scenarios: tuple[Scenario, ...], seconds: float, folder: Path) -> list[
                     max(int(scenario.count * seconds / FULL_S), 1),
                     allowed[scenario.name],
                     folder / scenario.name.replace(" ", "-"),
+                    silent.url,
                 ).run
             )
             for scenario in scenarios

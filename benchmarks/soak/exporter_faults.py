@@ -20,22 +20,21 @@ _MAX_STOPPED_S = 5.0
 _POLL_S = 0.1
 
 
-def find_exporters(*urls: str) -> list[int]:
-    """Return the process ids of exporters that send to one of these collectors."""
-    ends = [f"={url}\0".encode() for url in urls]
+def find_exporters(value: str) -> list[int]:
+    """Return the process ids of exporters that have a variable with this value."""
+    end = f"={value}\0".encode()
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
             if _TITLE in (entry / "cmdline").read_bytes():
-                variables = (entry / "environ").read_bytes()
-                found += [int(entry.name)] if any(end in variables for end in ends) else []
+                found += [int(entry.name)] if end in (entry / "environ").read_bytes() else []
     return found
 
 
-def find_left_exporters(*urls: str, timeout_s: float) -> list[int]:
+def find_left_exporters(value: str, timeout_s: float) -> list[int]:
     """Return those that still run after so many seconds."""
     until = time.monotonic() + timeout_s
-    while (found := find_exporters(*urls)) and time.monotonic() < until:
+    while (found := find_exporters(value)) and time.monotonic() < until:
         time.sleep(_POLL_S)
     return found
 

@@ -12,6 +12,7 @@ import ctypes
 import multiprocessing
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -143,13 +144,13 @@ def _work_in_child(harness: ScenarioHarness) -> None:
 
 def _wait_for(child: int, timeout_s: float) -> int | None:
     """Wait for the child and return its exit code; None if it still runs after that time."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.001)
-    return None
+    ended = os.pidfd_open(child)
+    try:
+        if not select.select([ended], [], [], timeout_s)[0]:
+            return None
+    finally:
+        os.close(ended)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def main() -> None:

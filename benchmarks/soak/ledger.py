@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def _writing(stop: Callable[[Any, float], None], descriptor: int) -> Callable[[A
         stop(output, timeout_s)
         if output in _CURRENT:
             _CURRENT.clear()
-            line = {"pid": os.getpid(), "timeout_s": timeout_s, **asdict(output.counters())}
+            line = {"pid": os.getpid(), "timeout_s": timeout_s, **output.counters()._asdict()}
             os.write(descriptor, (json.dumps(line) + "\n").encode())
 
     return wrapper

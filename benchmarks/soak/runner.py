@@ -82,12 +82,15 @@ class Run:
         count: amount of work.
         seconds: time limit.
         folder: folder for its output and the received records.
+        silent_url: endpoint of a collector that never answers.
     """
 
-    def __init__(self, scenario: Scenario, count: int, seconds: float, folder: Path) -> None:
+    def __init__(self, scenario: Scenario, count: int, seconds: float, folder: Path, silent_url: str) -> None:
         self._scenario = scenario
         self._seconds = seconds
         self._folder = folder
+        self._ledger = folder / "ledger"
+        self._silent_url = silent_url
         self._memory: list[float] = []
         self._first: Usage | None = None
         self._last: Usage | None = None
@@ -97,10 +100,9 @@ class Run:
         """Run the scenario until its process has ended."""
         self._folder.mkdir(parents=True)
         began = time.monotonic()
-        with Collector(self._folder / "accepted") as collector, Collector(self._folder / "silent") as silent:
-            silent.switch("silent")
+        with Collector(self._folder / "accepted") as collector:
             with (self._folder / "output").open("wb") as output:
-                process = self._start(collector, silent, output)
+                process = self._start(collector, output)
                 try:
                     status = self._watch(process, collector)
                 finally:
@@ -108,12 +110,12 @@ class Run:
             if status:
                 self.report.faults.append(f"CRASH: ended with {status}")
             self._judge(collector)
-            left = find_left_exporters(collector.url, silent.url, timeout_s=_EXPORTER_END_S)
+            left = find_left_exporters(str(self._ledger), timeout_s=_EXPORTER_END_S)
             self.report.faults += [f"LEFT: exporter process {pid} has not ended" for pid in left]
         self.report.seconds = time.monotonic() - began
         return self.report
 
-    def _start(self, collector: Collector, silent: Collector, output: Any) -> subprocess.Popen[bytes]:
+    def _start(self, collector: Collector, output: Any) -> subprocess.Popen[bytes]:
         scenario = self._scenario
         env = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED_PREFIXES)}
         env |= {
@@ -129,8 +131,8 @@ class Run:
             "SPLUNK_PROFILER_EXPORTER": scenario.exporter,
             "SPLUNK_PROFILER_WALKER": scenario.walker,
             "SPLUNK_PROFILER_DATA_FORMAT": "text" if scenario.format == "text" else "pprof-gzip-base64",
-            "SOAK_SILENT": silent.url,
-            ledger.LEDGER: str(self._folder / "ledger"),
+            "SOAK_SILENT": self._silent_url,
+            ledger.LEDGER: str(self._ledger),
             **scenario.settings,
         }
         command = [sys.executable, "-m", f"soak.{scenario.program}", str(self.report.expected), str(self._seconds)]
@@ -207,7 +209,7 @@ class Run:
             report.faults += find_growth_faults(self._first, self._last, self._memory)
         delivered: Counter[int] = Counter()
         lost = 0
-        for line in ledger.read(self._folder / "ledger"):
+        for line in ledger.read(self._ledger):
             timeout_s, pid = line.pop("timeout_s"), line.pop("pid")
             report.records.update(line)
             delivered[pid] += line["delivered"]
@@ -216,6 +218,8 @@ class Run:
                 report.faults.append(f"LOST: {line['recorded']} records, {accounted} accounted for")
             lost += line["queue_full"] + line["rejected"]
             lost += line["lost_at_exit"] if timeout_s > _MIN_FULL_STOP_S else 0
+        if not report.records["recorded"] and self._scenario.program != "endings":  # it has no ledger
+            report.faults.append("LOST: no process has written of a record")
         if lost and self._scenario.is_lossless:
             report.faults.append(f"LOST: {lost} records were dropped")
         accepted = collector.accepted()
