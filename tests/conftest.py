@@ -79,13 +79,21 @@ def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheel(of_all_workers: Path) -> Iterator[zipfile.ZipFile]:
-    """Return the wheel of this checkout, which one of the run's workers builds."""
+def wheel_folder(of_all_workers: Path) -> Path:
+    """Return the folder in which one of the run's workers builds the wheel of this checkout."""
     folder = of_all_workers / "wheel"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        built = next(folder.glob("wheels/*.whl"), None) or build_wheel(copy_sources(folder), os.environ["PATH"])
+        if not any(folder.glob("wheels/*.whl")):
+            build_wheel(copy_sources(folder), os.environ["PATH"])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(wheel_folder: Path) -> Iterator[zipfile.ZipFile]:
+    """Return the wheel of this checkout."""
+    (built,) = wheel_folder.glob("wheels/*.whl")
     with zipfile.ZipFile(built) as opened:
         yield opened
 

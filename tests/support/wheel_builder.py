@@ -21,9 +21,9 @@ def copy_sources(folder: Path) -> Path:
 
 
 def build_wheel(folder: Path, path: str) -> Path:
-    """Build the wheel of the sources in `folder`, with `path` as the search path for programs."""
+    """Build the wheel of the sources in `folder`, with `path` as the search path for programs; keep ``build``."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", "wheels", "."]
-    env = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    env = {**os.environ, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "SKBUILD_BUILD_DIR": "build"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (folder / "wheels").glob("*.whl")

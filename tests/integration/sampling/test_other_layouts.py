@@ -1,7 +1,7 @@
 """The extensions in a CPython that is laid out differently from the one that they were compiled for.
 
-What such a release would change is changed in a copy of this interpreter's headers, with which the extension is
-compiled.
+What such a release would change is changed in a copy of this interpreter's headers, with which the check of layouts is
+compiled; all else of an extension is that of the wheel.
 """
 
 from __future__ import annotations
@@ -64,35 +64,22 @@ PLACES = {
 }
 
 
-_LAYOUTS = "native/compat/layouts.c"
-
-
 class Builder:
-    """Compiles the sources of an extension once, and the check of layouts for each change."""
+    """Links the objects of the wheel's extensions with a check of layouts that is compiled for each change."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wheel_folder: Path) -> None:
         self._folder = folder
-        self._objects: dict[str, list[Path]] = {}
+        self._objects = wheel_folder / "build" / "CMakeFiles"
 
     def extension(self, name: str, change: tuple[str, str] | None) -> Path:
-        built = self._folder / f"{name}.so"
+        built, check = self._folder / f"{name}.so", self._folder / "layouts.o"
         headers = HEADERS if change is None else self._changed(*change)
-        check = self._compile(ROOT / _LAYOUTS, self._folder / "layouts.o", headers)
-        self._gcc("-shared", *self._others(name), check, "-pthread", "-ldl", "-o", built)
+        includes = (f"-I{headers}", *(f"-I{ROOT / 'native' / folder}" for folder in ("compat", "walker", "context")))
+        options = ("-std=c11", "-O0", "-fPIC", "-DNDEBUG", "-D_GNU_SOURCE=1", *includes)
+        _cc(*options, "-c", ROOT / "native" / "compat" / "layouts.c", "-o", check)
+        others = [made for made in self._objects.glob(f"{name}.dir/**/*.o") if made.name != "layouts.c.o"]
+        _cc("-shared", *others, check, "-pthread", "-ldl", "-o", built)
         return built
-
-    def _others(self, name: str) -> list[Path]:
-        if name not in self._objects:
-            listed = re.search(
-                rf"{name} MODULE WITH_SOABI\n(.*?)\)", (ROOT / "CMakeLists.txt").read_text("utf-8"), re.S
-            )
-            assert listed is not None
-            self._objects[name] = [
-                self._compile(ROOT / source, self._folder / f"{name}-{Path(source).stem}.o", HEADERS)
-                for source in listed[1].split()
-                if source != _LAYOUTS
-            ]
-        return self._objects[name]
 
     def _changed(self, header: str, place: str) -> Path:
         headers = self._folder / "headers"
@@ -104,19 +91,14 @@ class Builder:
         (headers / header).write_text(changed, "utf-8")
         return headers
 
-    def _compile(self, source: Path, made: Path, headers: Path) -> Path:
-        ours = [f"-I{ROOT / 'native' / folder}" for folder in ("compat", "walker", "context", "context/hooks")]
-        options = ("-std=c11", "-O0", "-fPIC", "-DNDEBUG", "-D_GNU_SOURCE=1", f"-I{headers}", *ours)
-        self._gcc(*options, "-c", source, "-o", made)
-        return made
 
-    def _gcc(self, *arguments: str | Path) -> None:
-        subprocess.run(["gcc", *arguments], check=True, timeout=DEADLINE_S)
+def _cc(*arguments: str | Path) -> None:
+    subprocess.run(["cc", *arguments], check=True, timeout=DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(tmp_path_factory.mktemp("extensions"))
+def builder(tmp_path_factory: pytest.TempPathFactory, wheel_folder: Path) -> Builder:
+    return Builder(tmp_path_factory.mktemp("extensions"), wheel_folder)
 
 
 def loaded(extension: Path) -> tuple[str, str]:
