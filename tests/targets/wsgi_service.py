@@ -1,7 +1,6 @@
 """A WSGI application as gunicorn and uWSGI serve it: each request works in a span and says who has served it.
 
-The profiler is started when the module is imported, in the master process or in a worker, as the server likes. With
-LOAD_EXPORTER in the environment what it sends by is loaded then, too: a test that ends a worker at once wants it there.
+The profiler is started when the module is imported, in the master process or in a worker, as the server likes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from marked_work import LEDGER, load_exporter, wait, work
+from marked_work import LEDGER, wait, work
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -19,8 +18,6 @@ from opentelemetry.sdk.trace import TracerProvider
 import splunk_profiler
 
 trace.set_tracer_provider(TracerProvider(resource=Resource.create({"set.in.code": "yes"})))
-if "LOAD_EXPORTER" in os.environ:
-    load_exporter()
 splunk_profiler.start()
 
 
