@@ -1,8 +1,8 @@
-"""Forks while another thread is in the first `start`: ``starting_forks.py HOW MODULE...``.
+"""Forks while another thread is in the first `start`: ``starting_forks.py HOW MODULE``.
 
-The import of each MODULE takes its time there. HOW is ``busy`` (two of them compute for longer than a fork waits for a
-start that stands still), ``waiting`` (for the thread that forks) or ``forking`` (it forks itself, as a signal handler
-would have it). The child starts the profiler again, says whether it runs, imports each MODULE if so, and ends.
+The import of MODULE takes its time there. HOW is ``advancing`` (for longer than a fork waits for a start that
+stands still), ``waiting`` (for the thread that forks) or ``forking`` (it forks itself, as a signal handler
+would have it). The child starts the profiler again, says whether it runs, imports MODULE if so, and ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 import splunk_profiler
 
-_WORK_S = 2.8  # CPU time of one import
-HOW, *MODULES = sys.argv[1:]
-pending = set(MODULES)
+_IMPORT_S = 5.6
+HOW, MODULE = sys.argv[1:]
+pending = {MODULE}
 begun, forked = threading.Event(), threading.Event()
 children: list[int] = []
 
@@ -43,9 +43,9 @@ class Slow(PathFinder):
                     assert forked.wait(60)
                 if HOW == "forking":
                     children.append(os.fork())
-                until = time.thread_time() + _WORK_S
-                while HOW == "busy" and time.thread_time() < until:
-                    pass
+                until = time.monotonic() + _IMPORT_S
+                while HOW == "advancing" and time.monotonic() < until:
+                    time.sleep(0.01)  # uses the processor each time
                 execute(module)
 
             loader.exec_module = be_slow
@@ -60,8 +60,8 @@ def say(line: str) -> None:
 def be_child() -> None:
     """Start again, here and in a child of this child."""
     runs = splunk_profiler.start()
-    for module in MODULES if runs else ():
-        importlib.import_module(module)
+    if runs:
+        importlib.import_module(MODULE)
     if os.fork() == 0:
         os._exit(splunk_profiler.start() is not runs)
     assert os.wait()[1] == 0
