@@ -1,8 +1,7 @@
-"""Stores of real collectors: filled over OTLP, killed, full, shared, imported and shown."""
+"""Stores of real collectors: filled over OTLP, killed, full, shared and shown."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -13,16 +12,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import pytest
 from command_line import (
     DEADLINE_S,
     ROOT,
     TARGETS,
     Collector,
     clean_environment,
-    collect_batch,
     run_collector,
     run_sender,
     splunk_profiler,
@@ -47,31 +43,6 @@ def requests(path: Path) -> int:
         ((count,),) = connection.execute("SELECT count(*) FROM requests")
     connection.close()
     return int(count)
-
-
-def report(directory: Path) -> Any:
-    found = splunk_profiler("report", directory, "--json")
-    assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout)
-
-
-@pytest.mark.parametrize("data_format", ["text", "pprof-gzip-base64"])
-def test_a_directory_that_was_imported_has_the_numbers_of_its_report(tmp_path: Path, data_format: str) -> None:
-    directory, path = tmp_path / "profiles", tmp_path / "store.db"
-    collect_batch(directory, data_format, 50_000, 80_000)
-    imported = splunk_profiler("view", directory, "--store", path)
-    assert (imported.returncode, imported.stdout) == (0, f"saved in {path}\n"), imported.stderr
-    recording = LiveStore(path).recording
-    found = report(directory)
-    if data_format == "text":
-        assert recording.weights(SAMPLES).sum() == found["samples"] > 10
-        seconds = {name: tally["thread_seconds"] for name, tally in found["by_span"].items()}
-    else:
-        assert recording.weights(SAMPLES).sum() == found["profiles"]["samples"] > 10
-        seconds = {name: each["wall_ns"] / 1e9 for name, each in found["profiles"]["endpoints"].items()}
-    weights = dict(recording.facet_values(Selection("wall"))["endpoint"].values)
-    assert "count primes" in seconds
-    assert {name: weights.get(name, 0) / 1e9 for name in seconds} == pytest.approx(seconds)
 
 
 def test_a_store_that_a_collector_fills_is_read_and_saved_as_a_page(tmp_path: Path) -> None:
