@@ -1,7 +1,7 @@
-"""A service that ends, or is interrupted, in one of many ways while it is profiled: ``endings.py WAY``.
+"""A service that is interrupted and ends in many ways while it is profiled: ``endings.py WAY...``.
 
 Prints ``ready`` when its threads run, and waits for a line on standard input; then it does its last work
-(``last {…}`` says in which span) and goes its way.
+(``last {…}`` says in which span) and goes each WAY. Where none of them ends it, the main thread returns.
 """
 
 from __future__ import annotations
@@ -133,19 +133,15 @@ def uncaught() -> None:
     raise InterruptedWorkError("nobody catches this")
 
 
-def nothing() -> None:
-    """The main thread returns while daemon threads compute."""
-
-
 _WAYS = {
     function.__name__: function
     for function in (
-        handlers_that_raise, alarms, subinterpreters, thread_outlives_main, os_exit, exit_code, uncaught, nothing,
+        handlers_that_raise, alarms, subinterpreters, thread_outlives_main, os_exit, exit_code, uncaught,
     )
 }  # fmt: skip
 
 
-def main(way: str) -> None:
+def main(*ways: str) -> None:
     load_exporter()
     trace.set_tracer_provider(TracerProvider())
     assert splunk_profiler.start()
@@ -158,8 +154,9 @@ def main(way: str) -> None:
             wait(90)
         context = span.get_span_context()
         say("last", {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"})
-    _WAYS[way]()
+    for way in ways:
+        _WAYS[way]()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
