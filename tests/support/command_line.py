@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from forked_process import ForkedProcess
+
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ROOT / "tests" / "targets"
 COMMAND = [sys.executable, "-m", "splunk_profiler"]
@@ -45,32 +47,25 @@ def splunk_profiler(
 class Sender:
     """A running ``otlp_sender.py``."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, process: ForkedProcess) -> None:
+        self._process = process
 
     def do(self, *job: str | int) -> Any:
         """Let it do one of its jobs and return the answer."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
 
 
 @contextmanager
 def run_sender(address: str) -> Iterator[Sender]:
     """Run a sender of requests to the collector at that address."""
-    process = subprocess.Popen(
-        [sys.executable, str(TARGETS / "otlp_sender.py"), address],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = ForkedProcess("otlp_sender.py", address)
     try:
         yield Sender(process)
     finally:
-        process.communicate(timeout=DEADLINE_S)
+        process.stdin.close()
+        assert process.wait(DEADLINE_S), "the sender does not end"
+        assert process.close() == 0
 
 
 class Collector:

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_TARGET = Path(__file__).parents[1] / "targets" / "exporting.py"
-_ROOT = Path(__file__).resolve().parents[2]
+from forked_process import ForkedProcess
+
 Log = dict[str, str]
 
 
@@ -34,15 +31,13 @@ class ExportingProcess:
 
     def __init__(self, environment: Mapping[str, str] | None = None, *, exit_s: float = 60, **settings: str) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "SPLUNK_", "GRPC_"))}
-        env.update(environment or {}, **settings, PYTHONPATH=os.pathsep.join([str(_ROOT), *sys.path[1:]]))
+        env.update(environment or {}, **settings)
         self._exit_s = exit_s
         self._arrived = threading.Condition()
         self._answers: list[Any] = []
         self._ended = False
         self.logs: list[Log] = []
-        self._process = subprocess.Popen(
-            [sys.executable, str(_TARGET)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
+        self._process = ForkedProcess("exporting.py", env=env)
         self._reader = threading.Thread(target=self._read, name="exporting-reader")
         self._reader.start()
         self.answer(60)
@@ -54,7 +49,6 @@ class ExportingProcess:
 
     def tell(self, command: str) -> None:
         """Send `command` without waiting for the `answer`."""
-        assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
@@ -78,22 +72,17 @@ class ExportingProcess:
 
     def leave(self) -> int:
         """Let it exit and return the exit status. Fails if that takes longer than `exit_s` seconds."""
-        assert self._process.stdin is not None
-        if not self._process.stdin.closed:
-            self._process.stdin.close()
-        try:
-            return self._process.wait(timeout=self._exit_s)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._reader.join(60)  # its forked children hold the output open
-            if self._reader.is_alive():
-                raise AssertionError(f"a child of process {self._process.pid} did not end")
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+        self._process.stdin.close()
+        has_ended = self._process.wait(self._exit_s)
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(60)  # its forked children hold the output open
+        assert not self._reader.is_alive(), f"a child of process {self._process.pid} did not end"
+        status = self._process.close()
+        assert has_ended, f"it did not exit within {self._exit_s} s; its log: {self.logs}"
+        return status
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             found = json.loads(line)
             with self._arrived:

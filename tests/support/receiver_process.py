@@ -12,62 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import select
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from target_process import environment
+from forked_process import ForkedProcess
 
-_TARGET = Path(__file__).parents[1] / "targets" / "receiver.py"
 Record = dict[str, Any]
 Export = dict[str, Any]
-
-
-@cache
-def _forking_process() -> subprocess.Popen[str]:
-    """Start the process that the receivers are forked from, which ends with this one."""
-    return subprocess.Popen(
-        [sys.executable, str(_TARGET)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
-    )
-
-
-class _ForkedProcess:
-    """A process of `targets/receiver.py` with pipes to its standard input and from its standard output."""
-
-    def __init__(self, *arguments: str) -> None:
-        read_input, write_input = os.pipe()
-        read_output, write_output = os.pipe()
-        forking, own = _forking_process(), Path("/proc") / str(os.getpid()) / "fd"
-        assert forking.stdin is not None
-        assert forking.stdout is not None
-        print(json.dumps([f"{own}/{read_input}", f"{own}/{write_output}", *arguments]), file=forking.stdin, flush=True)
-        self._id = os.pidfd_open(int(forking.stdout.readline()))
-        for descriptor in (read_input, write_output):
-            os.close(descriptor)
-        self.stdin = os.fdopen(write_input, "w", encoding="utf-8")
-        self.stdout = os.fdopen(read_output, encoding="utf-8")
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._id, signal.SIGKILL)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True once it has ended, False if it has not within this time."""
-        return bool(select.select([self._id], [], [], timeout_s)[0])
-
-    def close(self) -> None:
-        self.stdout.close()
-        os.close(self._id)
 
 
 class Receiver:
@@ -98,7 +54,7 @@ class Receiver:
             arguments += [option, str(file)] if file is not None else []
         self._path = path
         self._secure = cert is not None
-        self._process = _ForkedProcess(*arguments)
+        self._process = ForkedProcess("receiver.py", *arguments)
         self._arrived = threading.Condition()
         self._ready: int | None = None
         self._ended = False

@@ -6,7 +6,8 @@ Configured by its environment alone, as a service is. Commands, each answered by
 exporter of the SDK to the same endpoint;
 ``untrace`` shuts the trace exporter down; ``fork`` forks as the profiler does, lets the child send a record named
 ``child``, and gives its exit status; ``stop SECONDS`` ends the exporter. Log lines come as ``{"log": …}`` in
-between. It begins with ``ready``. Tests drive it through `exporting_process.ExportingProcess`.
+between. It begins with ``ready``. Processes are forked from one (see `forked_processes`), so that gRPC is loaded once.
+Tests drive them through `exporting_process.ExportingProcess`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 from itertools import count
 from typing import Any
 
+from forked_processes import fork_processes
 from opentelemetry.sdk.resources import Resource
 from scripted_sink import wait_until_sent
 
@@ -135,7 +137,7 @@ class Commands:
         return provider
 
 
-def main() -> None:
+def serve(_arguments: list[str]) -> None:
     """Serve until standard input ends."""
     logging.basicConfig(level=logging.INFO, handlers=[Lines()])
     commands = Commands()
@@ -146,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    fork_processes(serve)

@@ -1,6 +1,7 @@
 """Sends to a collector with the exporters that applications use, one job for each line that it reads.
 
-Prints one line of JSON for each: what the exporter, or gRPC itself, said to it. Imports nothing of the package.
+Prints one line of JSON for each: what the exporter, or gRPC itself, said to it. They are forked from one process (see
+`forked_processes`), by `command_line.run_sender`. Imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
+from forked_processes import fork_processes
 from opentelemetry._logs import LogRecord
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -32,7 +34,8 @@ BODY = (
 )
 
 
-def main(address: str) -> None:
+def serve(arguments: list[str]) -> None:
+    (address,) = arguments
     channel = grpc.insecure_channel(address)
     for line in sys.stdin:
         job, *arguments = json.loads(line)
@@ -109,4 +112,4 @@ def call(channel: grpc.Channel, signal: str, service: str, message: bytes) -> st
 JOBS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (everything, numbered, raw, message, begun)}
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    fork_processes(serve)

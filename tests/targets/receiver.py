@@ -2,8 +2,7 @@
 
     python tests/targets/receiver.py
 
-Each line on standard input is JSON, the files that are to be a server's standard input and output, and its arguments:
-``[INPUT, OUTPUT, "--port", "0", …]``. It is forked, so that gRPC is loaded once, and its process id printed.
+They are forked from one process (see `forked_processes`), so that gRPC is loaded once.
 
 The first line of its output is ``ready PORT``; then comes one line of JSON for each export it answered, refused
 or left hanging (`describe` says what is in it). A line on standard input changes its mode: ``ok``,
@@ -17,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 import threading
 from collections.abc import Iterable
@@ -27,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from forked_processes import fork_processes
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
@@ -224,23 +222,5 @@ def serve(options: list[str]) -> None:
     server.stop(grace=None).wait()
 
 
-def fork_servers() -> None:
-    """Fork a server for each line of standard input, until that ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets those that have ended
-    while line := sys.stdin.buffer.readline():
-        given, taken, *options = json.loads(line)
-        descriptors = os.open(given, os.O_RDONLY), os.open(taken, os.O_WRONLY)
-        child = os.fork()
-        for standard, descriptor in enumerate(descriptors):
-            if child == 0:
-                os.dup2(descriptor, standard)
-            os.close(descriptor)
-        if child == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            serve(options)
-            return
-        print(child, flush=True)
-
-
 if __name__ == "__main__":
-    fork_servers()
+    fork_processes(serve)
