@@ -62,24 +62,16 @@ def test_collect_saves_logs_and_spans_as_otlp_json_and_accepts_metrics(tmp_path:
     assert errors == ""
 
 
-def test_collect_refuses_and_counts_a_malformed_request_and_goes_on(tmp_path: Path) -> None:
-    with run_collector(tmp_path) as collector:
+def test_malformed_and_too_large_requests_are_refused_and_counted(tmp_path: Path) -> None:
+    with run_collector(tmp_path, "--max-request-mib", "1") as collector:
         with run_sender(collector.address) as sender:
             assert sender.do("raw", "logs", "Logs", 100) == "INVALID_ARGUMENT"
             assert sender.do("raw", "trace", "Trace", 100) == "INVALID_ARGUMENT"
-            assert sender.do("numbered", 1, 10) == "OK"
-        output, _ = collector.end()
-    assert numbers(collector) == [1]
-    assert "2 malformed" in output
-
-
-def test_a_request_that_is_too_large_is_refused_and_counted(tmp_path: Path) -> None:
-    with run_collector(tmp_path, "--max-request-mib", "1") as collector:
-        with run_sender(collector.address) as sender:
             assert sender.do("numbered", 1, 3 << 19) == "RESOURCE_EXHAUSTED"
             assert sender.do("numbered", 2, 1000) == "OK"
         output, _ = collector.end()
     assert numbers(collector) == [2]
+    assert "2 malformed" in output
     assert "1 too large" in output
 
 
@@ -214,21 +206,18 @@ def test_it_ends_by_itself_after_the_time_asked_for(tmp_path: Path) -> None:
         assert collector.process.wait(DEADLINE_S) == 0
 
 
-def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_a_port_or_files_of_another_collector_are_an_error_of_one_line(tmp_path: Path) -> None:
     with run_collector(tmp_path / "one") as collector:
         port = collector.address.rpartition(":")[2]
-        second = splunk_profiler("collect", "--port", port, "--output", tmp_path / "two")
-    assert second.returncode == 1
-    assert second.stdout == ""
-    (line,) = second.stderr.splitlines()
-    assert f"nothing can listen on 127.0.0.1:{port}: Address already in use" in line
-
-
-def test_two_collectors_never_write_to_the_same_files(tmp_path: Path) -> None:
-    with run_collector(tmp_path):
-        second = splunk_profiler("collect", "--port", "0", "--output", tmp_path)
-    assert second.returncode == 1
-    assert "another collector" in second.stderr
+        same_port = splunk_profiler("collect", "--port", port, "--output", tmp_path / "two")
+        same_files = splunk_profiler("collect", "--port", "0", "--output", tmp_path / "one")
+    for second, reason in (
+        (same_port, f"nothing can listen on 127.0.0.1:{port}: Address already in use"),
+        (same_files, "another collector"),
+    ):
+        assert (second.returncode, second.stdout) == (1, "")
+        (line,) = second.stderr.splitlines()
+        assert reason in line
 
 
 def test_collect_fails_before_serving_if_the_directory_cannot_be_made(tmp_path: Path) -> None:

@@ -60,25 +60,12 @@ def test_asked_through_the_launcher_it_sees_what_the_service_would_get(collector
     assert "splunk-profiler run (PYTHONPATH leads to its sitecustomize)" in ended.stdout
 
 
-def test_every_setting_is_listed_with_its_value_and_origin() -> None:
-    _, data = examined({**ON, "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "250"}, "--no-export")
-    rows = {entry["name"]: (entry["value"], entry["origin"]) for entry in data["settings"]}
-    assert rows.keys() == {setting.name for setting in SETTINGS}
-    assert rows["SPLUNK_PROFILER_CALL_STACK_INTERVAL"] == ("250", "environment")
-    assert rows["SPLUNK_PROFILER_MAX_STACK_DEPTH"] == ("1024", "default")
-
-
 def test_a_profiler_that_is_not_switched_on_is_the_reason() -> None:
     code, data = examined({}, "--no-export")
     assert code == 1
     assert "SPLUNK_PROFILER_ENABLED is not set" in findings(data, "failure")
     _, data = examined({**ON, "OTEL_SDK_DISABLED": "true"}, "--no-export")
     assert "OTEL_SDK_DISABLED=true switches the profiler off" in findings(data, "failure")
-
-
-def test_a_value_that_cannot_be_used_is_named_with_what_is_used_instead() -> None:
-    _, data = examined({**ON, "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "abc"}, "--no-export")
-    assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in findings(data, "warning")
 
 
 def test_a_port_without_a_listener_is_the_reason() -> None:
@@ -200,18 +187,25 @@ def test_a_collector_without_tls_behind_an_https_endpoint_is_the_reason(collecto
     assert f"OTEL_EXPORTER_OTLP_ENDPOINT=http://{collector.address}" in findings(data, "failure")
 
 
-def test_settings_that_lead_elsewhere_are_pointed_out() -> None:
+def test_settings_are_listed_and_those_that_lead_elsewhere_pointed_out() -> None:
     env = {
         **ON,
+        "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "250",
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "abc",
         "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://logs:4317",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "SPLUNK_PROFILER_TRACING_STACKS_ONLY": "true",
         "https_proxy": "http://proxy:3128",
     }
     _, data = examined(env, "--no-export")
+    rows = {entry["name"]: (entry["value"], entry["origin"]) for entry in data["settings"]}
+    assert rows.keys() == {setting.name for setting in SETTINGS}
+    assert rows["SPLUNK_PROFILER_CALL_STACK_INTERVAL"] == ("250", "environment")
+    assert rows["SPLUNK_PROFILER_MAX_STACK_DEPTH"] == ("1024", "default")
     said = findings(data, "note") + findings(data, "warning")
     for words in ("profiles do not follow it", "always travel over gRPC", "samples outside of spans", "https_proxy is"):
         assert words in said
+    assert "SPLUNK_PROFILER_EXPORT_INTERVAL='abc'" in findings(data, "warning")
 
 
 def test_a_running_process_is_examined_with_its_own_environment(collector: Collector, tmp_path: Path) -> None:
@@ -258,8 +252,7 @@ def test_it_says_whether_host_profilers_could_read_the_context(tmp_path: Path) -
     assert good.count("thread-local storage: static") == 2
     assert "service: 'shop'" in good
     directory = {"ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": str(tmp_path / ("x" * 90))}
-    code, data = examined({**ON, **directory}, "--no-export")
+    code, data = examined({**ON, **directory, "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false"}, "--no-export")
     assert "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR" in findings(data, "warning")
-    _, data = examined({**ON, "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false"}, "--no-export")
     assert "custom labels: off (SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED is false)" in findings(data, "note")
     assert code == 1  # for the collector, which is not there
