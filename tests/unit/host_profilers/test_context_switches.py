@@ -373,10 +373,10 @@ def test_hooks_that_come_and_go_keep_nothing() -> None:
 
     cycle()
     references, blocks = sys.getrefcount(current), sys.getallocatedblocks()
-    for _ in range(1000):
+    for _ in range(300):
         cycle()
     assert sys.getrefcount(current) == references
-    assert sys.getallocatedblocks() - blocks < 200
+    assert sys.getallocatedblocks() - blocks < 100
 
 
 def test_eager_tasks_that_cannot_be_seen_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
