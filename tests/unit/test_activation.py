@@ -27,7 +27,7 @@ PUBLISHING = ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "SPLUNK_PR
 THREADS = "len(__import__('threading').enumerate())"
 
 
-@pytest.mark.parametrize("value", ["", "false", "FALSE", " false "])
+@pytest.mark.parametrize("value", ["", " FALSE "])
 def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
     code = (
         # The import finder of an editable install loads these modules, not the profiler.
@@ -41,14 +41,13 @@ def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
     _run(code, SPLUNK_PROFILER_ENABLED=value)
 
 
-@pytest.mark.parametrize("value", ["", "false", " FALSE ", "auto"])
+@pytest.mark.parametrize("value", ["", " FALSE ", "auto"])
 def test_publishing_is_off_with_the_profiler_unless_it_is_asked_for(value: str) -> None:
     code = (
         "import sys, splunk_profiler as p\nassert p.start() is False\n"
         "assert 'splunk_profiler.config' not in sys.modules\n"
     )
-    for name in PUBLISHING:
-        _run(code, **{name: value})
+    _run(code, **dict.fromkeys(PUBLISHING, value))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
@@ -130,13 +129,12 @@ def test_a_config_in_code_holds_where_the_environment_says_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize("value", ["false", " FALSE "])
-def test_an_explicit_false_wins_over_code_and_snapshot_profiles(value: str) -> None:
+def test_an_explicit_false_wins_over_code_and_snapshot_profiles() -> None:
     code = (
         "import splunk_profiler as p\nassert not p.start()\nassert not p.start(p.Config(enabled=True))\n"
         f"p.stop()\nassert not p.start()\nassert {THREADS} == 1\n"
     )
-    said = _run(code, SPLUNK_PROFILER_ENABLED=value, SPLUNK_SNAPSHOT_PROFILER_ENABLED="true")
+    said = _run(code, SPLUNK_PROFILER_ENABLED=" FALSE ", SPLUNK_SNAPSHOT_PROFILER_ENABLED="true")
     assert "SPLUNK_PROFILER_ENABLED=false: the profiler stays off" in said
 
 
@@ -211,7 +209,7 @@ print(os.waitpid(child, 0)[1])
 def test_start_during_an_import_loads_neither_grpc_nor_sdk_nor_ssl(tmp_path: Path) -> None:
     (tmp_path / "application.py").write_text(
         "import sys, time, splunk_profiler as p\nassert p.start()\n"
-        "begun = time.monotonic()\nwhile time.monotonic() < begun + 1: pass\n"
+        "time.sleep(1)\n"
         "heavy = {'grpc', 'ssl', 'socket', 'asyncio', 'opentelemetry.sdk.trace'} & set(sys.modules)\n"
         "assert not heavy, heavy\n",
         "utf-8",

@@ -83,16 +83,10 @@ def test_exporter_starts_before_the_first_samples_of_a_long_interval() -> None:
         wait_for_end(*exporters)
 
 
-def test_loaded_exporter_lets_busy_threads_of_its_hosts_go_first() -> None:
+def test_exporter_that_works_goes_last_and_has_loaded_only_what_it_uses() -> None:
     with _exported() as (_, _target, exporter):
-        nice_values = {
-            os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in Path(f"/proc/{exporter}/task").iterdir()
-        }
-        assert nice_values == {os.nice(0) + 5}
-
-
-def test_exporter_that_works_has_not_loaded_what_it_does_not_use() -> None:
-    with _exported() as (_, _target, exporter):
+        threads = Path(f"/proc/{exporter}/task").iterdir()
+        assert {os.getpriority(os.PRIO_PROCESS, int(path.name)) for path in threads} == {os.nice(0) + 5}
         loaded = Path(f"/proc/{exporter}/maps").read_text("utf-8")
         assert "cygrpc" in loaded
         assert not [name for name in ("_asyncio.", "_ssl.", "_hashlib.", "libcrypto") if name in loaded]
