@@ -31,10 +31,6 @@ def _iter_moments(target: Target) -> Iterator[dict[str, Any]]:
         target.tell("on")
 
 
-def _reading_of(reader: Reader, tid: int) -> ThreadReading | None:
-    return next((thread for thread in reader.sample() if thread.tid == tid), None)
-
-
 def _shown_context(reading: ThreadReading) -> dict[str, Any]:
     """Return the published values in the form of the expected ones; both ABIs must agree."""
     labels = {label.key.decode(): label.value.decode() for label in reading.labels or ()}
@@ -51,7 +47,14 @@ def _shown_context(reading: ThreadReading) -> dict[str, Any]:
     return {"ids": ids, "labels": labels}
 
 
-@pytest.mark.parametrize("strict_host", [False, True], ids=["specification", "strict_host"])
+def _read_context(pid: int, tid: int, strict_host: bool) -> dict[str, Any]:
+    """Return what a reader that has never seen the process before is shown of a thread."""
+    with Reader(pid, strict_host=strict_host) as reader:
+        reading = next(thread for thread in reader.sample() if thread.tid == tid)
+    assert not reading.problems
+    return _shown_context(reading)
+
+
 @pytest.mark.parametrize(
     "scene",
     [
@@ -66,19 +69,16 @@ def _shown_context(reading: ThreadReading) -> dict[str, Any]:
         "user_labels",
     ],
 )
-def test_a_thread_shows_the_context_that_it_is_in(scene: str, strict_host: bool) -> None:
+def test_a_thread_shows_the_context_that_it_is_in(scene: str) -> None:
     wrong = []
     with publishing_target("held_contexts.py", scene) as target:
         moments = 0
         for moment in _iter_moments(target):
             moments += 1
-            with Reader(target.pid, strict_host=strict_host) as reader:
-                reading = _reading_of(reader, moment["tid"])
-                assert reading is not None
-                assert not reading.problems
-                shown_context = _shown_context(reading)
+            for strict_host in (False, True):
+                shown_context = _read_context(target.pid, moment["tid"], strict_host)
                 if shown_context != {"ids": moment["ids"], "labels": moment["labels"]}:
-                    wrong.append(f"{moment} but {shown_context}")
+                    wrong.append(f"{moment} but {shown_context} with strict_host={strict_host}")
         assert target.finish() == 0
         assert "splunk_profiler" not in target.output
     assert moments >= 2
@@ -89,11 +89,8 @@ def test_labels_are_cut_to_what_readers_take_and_logged_once() -> None:
     with publishing_target("held_contexts.py", "limits") as target:
         for moment in _iter_moments(target):
             for strict_host in (False, True):
-                with Reader(target.pid, strict_host=strict_host) as reader:
-                    reading = _reading_of(reader, moment["tid"])
-                assert reading is not None
-                assert not reading.problems
-                assert _shown_context(reading) == {"ids": moment["ids"], "labels": moment["labels"]}, moment
+                shown_context = _read_context(target.pid, moment["tid"], strict_host)
+                assert shown_context == {"ids": moment["ids"], "labels": moment["labels"]}, moment
         assert target.finish() == 0
         assert target.output.count("is cut: it has") == 1
         assert target.output.count("is not published: readers show 7") == 1
