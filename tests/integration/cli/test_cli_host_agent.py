@@ -117,8 +117,14 @@ def in_a_transaction(target: InspectedProcess, workshop: TargetBuilder, path: st
     target.do("record " + record_bytes().hex())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("options", [(), ("--report-interval", "0.1"), ("--report-interval", "3600")])
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ((), signal.SIGINT),
+        (("--report-interval", "0.1"), signal.SIGTERM),
+        (("--report-interval", "3600"), signal.SIGTERM),
+    ],
+)
 def test_every_sample_is_received_or_reported_as_lost(options: tuple[str, ...], number: signal.Signals) -> None:
     with socket_folder() as folder, correlated_target(f"publish {folder}/s", "work 3") as target:
         target.line("working")
