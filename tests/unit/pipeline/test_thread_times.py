@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -205,19 +207,28 @@ def test_without_a_snapshot_there_is_nothing_to_account_for(world: World) -> Non
     assert world.close(1000) == ()
 
 
+def charged_wall_ns(born_ms: list[int], life_ms: int, instants: Iterable[tuple[int, int]]) -> int:
+    """Return the wall time of threads of one lifetime, by birth, in snapshots at these deadlines with their delays."""
+    thread_times, wall_ns, previous = ThreadTimes(), 0, range(0)
+    for now_ms, late_ms in instants:
+        thread_times.begin(now_ms * MS, 0, late_ms * MS)
+        seen_ms = now_ms + late_ms
+        alive = range(bisect_right(born_ms, seen_ms - life_ms), bisect_right(born_ms, seen_ms))
+        for thread in alive:
+            tick = born_ms[thread] // 10 * 10 * MS
+            wall_ns += thread_times.charge(thread + 1, StartTime(tick, tick + TICK), 0).wall_ns
+        ended = range(previous.start + 1, min(previous.stop, alive.start) + 1)
+        wall_ns += sum(time.wall_ns for time in thread_times.end(ended))
+        previous = alive
+    return wall_ns
+
+
 @pytest.mark.parametrize("life", [0.05, 0.3, 0.9, 1.0, 1.5, 2.5, 12.5, 16.5, 40])
 def test_wall_time_adds_up_for_threads_of_any_lifetime(life: float) -> None:
     period_ms, chance = 400, random.Random(1)
     lived_ms = int(life * period_ms)
-    born_ms = [chance.randrange(0, 40_000) for _ in range(int(2000 / life) if life < 1 else 1000)]
-    thread_times, wall_ns = ThreadTimes(), 0
-    for now_ms in range(0, 42_000 + lived_ms, period_ms):
-        thread_times.begin(now_ms * MS, 0, 0)
-        for thread, born in enumerate(born_ms):
-            if born <= now_ms < born + lived_ms:
-                tick = born // 10 * 10 * MS
-                wall_ns += thread_times.charge(thread + 1, StartTime(tick, tick + TICK), 0).wall_ns
-        wall_ns += sum(time.wall_ns for time in thread_times.end(range(1, len(born_ms) + 1)))
+    born_ms = sorted(chance.randrange(0, 40_000) for _ in range(int(2000 / life) if life < 1 else 1000))
+    wall_ns = charged_wall_ns(born_ms, lived_ms, ((now_ms, 0) for now_ms in range(0, 42_000 + lived_ms, period_ms)))
     assert abs(wall_ns / (lived_ms * len(born_ms) * MS) - 1) < 0.05  # of a thousand that are seen, or more
 
 
@@ -283,16 +294,9 @@ def test_cpu_time_adds_up_and_wall_time_is_off_by_less_than_the_end_gaps(
 @pytest.mark.parametrize("life_ms", [35, 160, 900])
 def test_wall_time_adds_up_however_late_snapshots_are(life_ms: int) -> None:
     period_ms, chance = 10, random.Random(4)
-    born_ms = [chance.randrange(0, 4_000) for _ in range(2000)]
-    thread_times, wall_ns = ThreadTimes(), 0
-    for now_ms in range(0, 4_200 + life_ms, period_ms):
-        late_ms = chance.choice([0, 0, 1, 4, 9])
-        thread_times.begin(now_ms * MS, 0, late_ms * MS)
-        for thread, born in enumerate(born_ms):
-            if born <= now_ms + late_ms < born + life_ms:
-                tick = born // 10 * 10 * MS
-                wall_ns += thread_times.charge(thread + 1, StartTime(tick, tick + TICK), 0).wall_ns
-        wall_ns += sum(time.wall_ns for time in thread_times.end(range(1, len(born_ms) + 1)))
+    born_ms = sorted(chance.randrange(0, 4_000) for _ in range(2000))
+    instants = ((now_ms, chance.choice([0, 0, 1, 4, 9])) for now_ms in range(0, 4_200 + life_ms, period_ms))
+    wall_ns = charged_wall_ns(born_ms, life_ms, instants)
     assert abs(wall_ns / (life_ms * len(born_ms) * MS) - 1) < 0.01
 
 

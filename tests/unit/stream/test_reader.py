@@ -315,11 +315,12 @@ def test_definitions_of_more_than_128_mib_are_refused(between: list[Record]) -> 
         tracemalloc.stop()
 
 
-def test_definitions_that_follow_each_other_for_ever_are_read() -> None:
+@pytest.mark.parametrize("restart_every", [3_000, 1_000_000])
+def test_definitions_that_follow_each_other_for_ever_are_read(restart_every: int) -> None:
     fed = Fed()
-    for number in range(1, 40 * CAPACITY["label set"]):
-        fed.feed(LabelsRecord(number, ["order", f"{number}".ljust(400, "x")]))
+    for number in range(1, 5 * CAPACITY["label set"]):
+        fed.feed(LabelsRecord(number, ["order", f"{number}".ljust(8000, "x")]))
         if number % 100 == 0:
             fed.feed(snapshot())
-        if number % 30_000 == 0:
+        if number % restart_every == 0:
             fed.feed(START)

@@ -173,7 +173,7 @@ def _instances() -> int:
     return sum(isinstance(one, (Frame, Stack)) for one in gc.get_objects())
 
 
-def test_both_ends_agree_over_100000_random_definitions_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ends_agree_over_30000_random_definitions_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"frame": 512, "stack": 128, "span": 64, "label set": 64}
     for name, capacity in small.items():
         monkeypatch.setitem(CAPACITY, name, capacity)
@@ -185,27 +185,29 @@ def test_both_ends_agree_over_100000_random_definitions_in_little_memory(monkeyp
     labels = [(), *((("tenant", str(number)),) for number in range(256))]
     made = _instances() - before
     references = 0
-    while references < 100_000:
+    while references < 30_000:
         size = chance.randrange(1, 21)
         threads = [(chance.choice(stacks), chance.choice(spans), chance.choice(labels)) for _ in range(size)]
         agreement.pass_on([(first, spans[1], labels[1]), *threads])  # a thread that stays where it is
         references += 3 * (size + 1)
-        if chance.random() < 0.001:
+        if chance.random() < 0.003:
             agreement.writer.restart()
             agreement.begin()
     assert _instances() - before - made <= small["frame"] + small["stack"] + 20 * 12
 
 
-@pytest.mark.parametrize("count", [1, 3_000, 10_000])
+@pytest.mark.parametrize("count", [1, 3_000, 5_000])
 def test_snapshot_of_as_many_different_stacks_is_read_as_it_was_written(count: int) -> None:
     agreement = Agreement()
     for _ in range(2):
         agreement.pass_on([(stack_of(frame(number), frame(0)), None, ()) for number in range(count)])
 
 
-def test_thread_that_stays_beside_ever_new_stacks_never_breaks_the_stream() -> None:
+def test_thread_that_stays_beside_new_stacks_never_breaks_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("frame", "stack", "span", "label set"):
+        monkeypatch.setitem(CAPACITY, name, 64)
     agreement, staying = Agreement(), (stack_of(frame(0)), SpanRef(1, 2, 1), (("tenant", "blue"),))
-    for number in range(CAPACITY["span"] + 100):
+    for number in range(300):
         new = (stack_of(frame(number), frame(0)), SpanRef(number + 2, 2, 1), (("tenant", str(number)),))
         agreement.pass_on([staying, new])
 
