@@ -130,6 +130,7 @@ def _fork_beside_lines(fork: Callable[[], int]) -> int:
 
 
 def main(how: str, path: str) -> None:
+    sys.setswitchinterval(0.0005)  # each fork waits for the GIL
     over = threading.Event()
     library, with_gil = ctypes.CDLL(path), ctypes.PyDLL(path)
     forks: dict[str, Callable[[], int]] = {

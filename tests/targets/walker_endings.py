@@ -119,6 +119,7 @@ ALONE: dict[str, Callable[[Sampled], None]] = {
 
 
 def main(how: str) -> None:
+    sys.setswitchinterval(0.0005)  # each start and stop waits for the GIL
     sampled = Sampled()
     others = [threading.Thread(target=busy, args=(sampled.over,), daemon=how != "main thread first") for _ in range(3)]
     for thread in others:

@@ -104,6 +104,7 @@ def fork_once(process: Process, how: str) -> None:
 
 
 def main(how: str) -> None:
+    sys.setswitchinterval(0.0005)  # each fork waits for the GIL
     process = Process()
     walker.set_after_fork_in_child(process.in_child)
     over = threading.Event()
@@ -115,7 +116,7 @@ def main(how: str) -> None:
         thread.start()
     for _ in range(FORKS):
         if how == "exec":
-            subprocess.run([sys.executable, "-c", ""], check=True, preexec_fn=lambda: None)
+            subprocess.run(["true"], check=True, preexec_fn=lambda: None)
         elif how == "in a thread":
             thread = threading.Thread(target=fork_once, args=(process, how))
             thread.start()
