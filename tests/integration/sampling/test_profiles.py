@@ -81,8 +81,8 @@ def _longest_gap_ns(profile: ReceivedProfile) -> int:
 @pytest.mark.parametrize(
     ("scenario", "walker"),
     [
-        *(pytest.param(scenario, "native", marks=_NATIVE) for scenario in ("busy", "waiting", "short_lived")),
-        *((scenario, "portable") for scenario in ("busy", "waiting", "short_lived", "tasks")),
+        *(pytest.param(scenario, "native", marks=_NATIVE) for scenario in ("busy", "short_lived")),
+        *((scenario, "portable") for scenario in ("busy", "short_lived", "tasks")),
     ],
 )
 def test_cpu_and_wall_times_add_up_to_those_of_process_and_threads(scenario: str, walker: str) -> None:
@@ -91,7 +91,7 @@ def test_cpu_and_wall_times_add_up_to_those_of_process_and_threads(scenario: str
 
 @_NATIVE
 def test_times_add_up_however_few_samples_there_are() -> None:
-    profiles, ledger = _run("busy", "native", seconds=5, interval_ms=2000)
+    profiles, ledger = _run("busy", "native", seconds=3, interval_ms=1200)
     assert sum(sample.count for sample in all_samples(profiles)) <= 4 * 4
     _assert_adds_up(profiles, ledger, "native")
 
@@ -117,7 +117,7 @@ def test_request_samples_have_their_local_root_and_its_final_name(published: str
 @pytest.fixture(scope="module")
 def calm_kib() -> int:
     """Return the memory of the process with many spans if there are next to no samples of it."""
-    _, ledger = _run("many_spans", "portable", seconds=4, interval_ms=1900)
+    _, ledger = _run("many_spans", "portable", seconds=2, interval_ms=1900)
     resident_kib: int = ledger["resident_kib"]
     return resident_kib
 
