@@ -22,8 +22,8 @@ from splunk_profiler.inspector.errors import AlreadyTracedError
 from splunk_profiler.inspector.model import ThreadReading
 from splunk_profiler.inspector.tracer import Tracer
 
-MIN_READS = 8_000
-FLIPPING_THREADS = 8
+MIN_READS = 1_000  # a hundred find out threads that do not keep to the protocol
+FLIPPING_THREADS = 2  # more of them only make each stop wait for a time slice
 
 READ_LOOP_PROGRAM = """
 import sys
@@ -116,18 +116,17 @@ def count_mixed_reads(target: InspectedProcess, min_reads: int) -> tuple[int, in
 @pytest.mark.takes_long
 @pytest.mark.usefixtures("high_priority")
 def test_threads_that_switch_as_fast_as_they_can_are_never_read_in_between(workshop: TargetBuilder) -> None:
-    threads = 2  # more of them only make each stop wait for a time slice
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
-        target.do(f"flip {threads} whole", "started")
-        assert count_mixed_reads(target, MIN_READS) == (0, 0, 2 * threads)
+        target.do(f"flip {FLIPPING_THREADS} whole", "started")
+        assert count_mixed_reads(target, MIN_READS) == (0, 0, 2 * FLIPPING_THREADS)
 
 
 def test_threads_that_write_in_place_without_invalidating_are_found_out(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic(), workshop.labels())
         target.do(f"flip {FLIPPING_THREADS} torn", "started")
-        mixed, _, _ = count_mixed_reads(target, 400)
+        mixed, _, _ = count_mixed_reads(target, 100)
         assert mixed > 0
 
 
