@@ -34,7 +34,7 @@ def _serve(worker: int) -> None:
     with LEDGER.span(worker):
         while True:
             work(worker)
-            for _ in range(20):
+            for _ in range(100):
                 wait(worker)
 
 
