@@ -10,6 +10,7 @@ from splunk_profiler.raw import (
     RawAllocation,
     RawCollection,
     RawException,
+    RawLoopBlock,
     RawSnapshot,
     RawThread,
     TickerCounters,
@@ -135,6 +136,17 @@ class Ticker(Generic[_Frame, _Stack]):
         The third value is True if another library has removed the hooks and they cannot be added again.
 
         Keeps up to 1,024 samples. Beyond 512 the mean distance grows: each stands for more allocations.
+        """
+    def watch_loops(self, threshold_ns: int, current_tasks: dict[Any, Any] | None, task_type: type, /) -> None:
+        """Find callbacks of event loops that take `threshold_ns` or longer, from now on; needs `reads_tasks`.
+
+        Looks at the loops with each capture, and at least each half of the threshold, or 5 ms, while any run.
+        `current_tasks` is ``_asyncio._current_tasks``, None from CPython 3.14 on; `task_type` is ``_asyncio.Task``.
+        """
+    def drain_loop_blocks(self) -> list[RawLoopBlock]:
+        """Return the stretches of `threshold_ns` and longer that have ended; one of over a second comes in parts.
+
+        Once the ticker has stopped, those that have not ended as well. At most 128.
         """
     def counters(self) -> TickerCounters: ...
 

@@ -33,8 +33,6 @@ class RawThread(NamedTuple):
             capture, which CPython tells from 3.15 on; 0 if it waited for something else; None if not known.
             The portable walker knows only the state of the capturing thread.
         python_thread: None if there is none, or if the stack has not changed.
-        context_switches: number of times that it has entered or left a context; 0 if never, or not known.
-            The portable walker does not know it.
     """
 
     key: int
@@ -46,7 +44,6 @@ class RawThread(NamedTuple):
     cpu_ns: int = 0
     state: int | None = None
     python_thread: PythonThread | None = None
-    context_switches: int = 0
 
 
 class RawSnapshot(NamedTuple):
@@ -127,6 +124,28 @@ class RawAllocation(NamedTuple):
     byte_count: int
 
 
+class RawLoopBlock(NamedTuple):
+    """A stretch in which the thread of an event loop has neither entered nor left a context.
+
+    It is one callback, or the loop waits for work: the stack tells.
+
+    Attributes:
+        time_ns: its last instant that was seen, since the epoch.
+        thread: the thread, with its stack inside.
+        task_name: name of the task of asyncio that ran; None without one, and for some that asyncio has named.
+        coroutine_name: qualified name of its coroutine; None without one.
+        duration_ns: time from the first look at it to the last one.
+        is_continued: the stretch goes on from one that was drained before.
+    """
+
+    time_ns: int
+    thread: RawThread
+    task_name: str | None
+    coroutine_name: str | None
+    duration_ns: int
+    is_continued: bool
+
+
 class TickerCounters(NamedTuple):
     """Counters of a ticker since it was made.
 
@@ -139,6 +158,7 @@ class TickerCounters(NamedTuple):
         allocations_lost: those without room; their weight is missing.
         live_evicted: sampled blocks in use that are no longer followed, as there were too many.
         allocation_ns_sum: time inside captures of allocations.
+        look_ns_sum: time inside looks at event loops.
     """
 
     due: int = 0
@@ -153,6 +173,7 @@ class TickerCounters(NamedTuple):
     allocations_lost: int = 0
     live_evicted: int = 0
     allocation_ns_sum: int = 0
+    look_ns_sum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +198,6 @@ class RawBlocksEnded:
     """The end of blocks: the memory of the events with these `live_id` is no longer in use."""
 
     live_ids: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class RawTask:
-    """The task of asyncio that a thread was running at an instant on the boot-time clock."""
-
-    key: int
-    instant_ns: int
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

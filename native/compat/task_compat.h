@@ -59,4 +59,15 @@ static inline PyObject *compat_running_loop(const PyThreadState *thread, PyObjec
 #endif
 }
 
+/* Return the task of asyncio that a thread runs; NULL: none, or it is not in the thread's state. */
+static inline PyObject *compat_running_task(const PyThreadState *thread)
+{
+#if PY_VERSION_HEX >= 0x030E0000
+    return ((const _PyThreadStateImpl *)thread)->asyncio_running_task;
+#else
+    (void)thread;
+    return NULL;
+#endif
+}
+
 #endif

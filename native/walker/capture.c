@@ -6,7 +6,7 @@
  */
 #include "py_compat.h"
 
-#include "ticker_state.h"
+#include "loop_watch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -148,7 +148,6 @@ static void materialize_thread(ticker_state *ticker, const scratch_thread *scrat
         .python_thread = python_thread,
         .state = scratch->is_gil_holder ? THREAD_RUNNING : THREAD_UNKNOWN,
         .wants_gil = scratch->wants_gil,
-        .context_switches = scratch->context_switches,
     };
 }
 
@@ -323,6 +322,14 @@ bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused
 {
     ticker->scratch.is_in_use = true;
     bool is_taken = take_snapshot(ticker, deadline_ns, is_focused, gil_holder);
+    loops_look(ticker);
     ticker->scratch.is_in_use = false;
     return is_taken;
+}
+
+void capture_look(ticker_state *ticker)
+{
+    ticker->scratch.is_in_use = true;
+    loops_look(ticker);
+    ticker->scratch.is_in_use = false;
 }

@@ -193,7 +193,6 @@ PyObject *convert_thread(ticker_state *ticker, const module_state *module, const
         [THREAD_cpu_ns] = PyLong_FromLongLong(raw->cpu_ns),
         [THREAD_state] = raw->state == THREAD_UNKNOWN ? Py_NewRef(Py_None) : PyLong_FromLong(raw->state),
         [THREAD_python_thread] = new_ref_or_none(raw->python_thread),
-        [THREAD_context_switches] = PyLong_FromUnsignedLongLong(raw->context_switches),
     };
     return make_tuple(module->types[RAW_THREAD], items, THREAD_FIELD_COUNT);
 }

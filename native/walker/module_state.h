@@ -12,7 +12,7 @@
 /* clang-format off */
 #define RAW_THREAD_FIELDS(X) \
     X(THREAD, key) X(THREAD, ident) X(THREAD, native_id) X(THREAD, stack) X(THREAD, context) X(THREAD, labels) \
-    X(THREAD, cpu_ns) X(THREAD, state) X(THREAD, python_thread) X(THREAD, context_switches)
+    X(THREAD, cpu_ns) X(THREAD, state) X(THREAD, python_thread)
 #define RAW_SNAPSHOT_FIELDS(X) \
     X(SNAPSHOT, time_ns) X(SNAPSHOT, latency_ns) X(SNAPSHOT, threads) X(SNAPSHOT, period_ns) X(SNAPSHOT, is_focused) \
     X(SNAPSHOT, since_previous_ns) X(SNAPSHOT, process_cpu_ns) X(SNAPSHOT, instant_ns) X(SNAPSHOT, gil_wait_ns)
@@ -24,10 +24,14 @@
 #define RAW_ALLOCATION_FIELDS(X) \
     X(ALLOCATION, time_ns) X(ALLOCATION, thread) X(ALLOCATION, live_id) X(ALLOCATION, object_count) \
     X(ALLOCATION, byte_count)
+#define RAW_LOOP_BLOCK_FIELDS(X) \
+    X(BLOCK, time_ns) X(BLOCK, thread) X(BLOCK, task_name) X(BLOCK, coroutine_name) X(BLOCK, duration_ns) \
+    X(BLOCK, is_continued)
 #define TICKER_COUNTERS_FIELDS(X) \
     X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) X(COUNTERS, overwritten) \
     X(COUNTERS, latency_ns_max) X(COUNTERS, latency_ns_sum) X(COUNTERS, gil_held_ns_sum) \
-    X(COUNTERS, allocations) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, allocation_ns_sum)
+    X(COUNTERS, allocations) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, allocation_ns_sum) \
+    X(COUNTERS, look_ns_sum)
 /* clang-format on */
 
 #define FIELD_INDEX(tuple, field) tuple##_##field,
@@ -38,9 +42,19 @@ enum { RAW_SNAPSHOT_FIELDS(FIELD_INDEX) SNAPSHOT_FIELD_COUNT };
 enum { RAW_COLLECTION_FIELDS(FIELD_INDEX) COLLECTION_FIELD_COUNT };
 enum { RAW_EXCEPTION_FIELDS(FIELD_INDEX) EXCEPTION_FIELD_COUNT };
 enum { RAW_ALLOCATION_FIELDS(FIELD_INDEX) ALLOCATION_FIELD_COUNT };
+enum { RAW_LOOP_BLOCK_FIELDS(FIELD_INDEX) BLOCK_FIELD_COUNT };
 enum { TICKER_COUNTERS_FIELDS(FIELD_INDEX) COUNTERS_FIELD_COUNT };
 
-enum { RAW_THREAD, RAW_SNAPSHOT, RAW_COLLECTION, RAW_EXCEPTION, RAW_ALLOCATION, TICKER_COUNTERS, TUPLE_TYPE_COUNT };
+enum {
+    RAW_THREAD,
+    RAW_SNAPSHOT,
+    RAW_COLLECTION,
+    RAW_EXCEPTION,
+    RAW_ALLOCATION,
+    RAW_LOOP_BLOCK,
+    TICKER_COUNTERS,
+    TUPLE_TYPE_COUNT
+};
 
 typedef struct {
     PyTypeObject *types[TUPLE_TYPE_COUNT]; /* owned */

@@ -7,6 +7,7 @@
 
 #include "allocations.h"
 #include "exceptions.h"
+#include "loop_watch.h"
 
 #include <stdlib.h>
 
@@ -86,6 +87,7 @@ void ticker_state_release_all(ticker_state *ticker)
     }
     exceptions_release(ticker);
     allocations_release(ticker);
+    loops_release(ticker);
     size_t count = ticker->previous.count;
     ticker->previous.count = 0;
     for (size_t i = 0; i < count; i++) {
@@ -153,6 +155,9 @@ int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg)
     }
     if (stop == 0) {
         stop = allocations_traverse(ticker, visit, arg);
+    }
+    if (stop == 0 && ticker->loop_watch != NULL) {
+        stop = loops_traverse(ticker->loop_watch, visit, arg);
     }
     return stop != 0 ? stop : exceptions_traverse(ticker->exceptions, visit, arg);
 }

@@ -153,13 +153,7 @@ static bool stays_idle(const raw_thread *raw, const raw_thread *before, written_
     now->is_idle = before != NULL && is_waiting && raw->cpu_ns <= now->cpu_ns;
     now->cpu_ns = raw->cpu_ns != 0 || before == NULL ? raw->cpu_ns : now->cpu_ns;
     return was_idle && now->is_idle && raw->stack == before->stack && raw->context == before->context
-           && raw->labels == before->labels && raw->context_switches == before->context_switches;
-}
-
-/* Return true if a thread has entered and left no context since the previous snapshot, but is in one. */
-static bool is_steady(const raw_thread *raw, const raw_thread *before)
-{
-    return before != NULL && raw->context_switches > 0 && raw->context_switches == before->context_switches;
+           && raw->labels == before->labels;
 }
 
 static bool write_thread(write_call *call, const raw_thread *raw, const raw_thread *before, written_thread *now)
@@ -177,7 +171,6 @@ static bool write_thread(write_call *call, const raw_thread *raw, const raw_thre
     put(&call->at, (uint64_t)raw->cpu_ns, 8);
     put(&call->at, (uint64_t)(int64_t)raw->state, 1);
     put(&call->at, call->writer->reads_nice ? (uint64_t)(int64_t)read_nice(raw) : 0, 1);
-    put(&call->at, is_steady(raw, before), 1);
     call->listed++;
     return true;
 }

@@ -156,6 +156,37 @@ static bool read_parts(PyObject *task, const running_loop *loops, size_t loop_co
            && parts->loop != NULL;
 }
 
+typedef struct {
+    PyObject *coroutine, *next; /* what is visited after the coroutine is the name */
+} named_parts;
+
+static int visit_name(PyObject *object, void *argument)
+{
+    named_parts *parts = argument;
+    if (parts->coroutine == NULL) {
+        parts->coroutine = is_generator(object) ? object : NULL;
+    }
+    else if (parts->next == NULL) {
+        parts->next = object;
+    }
+    return 0;
+}
+
+static PyObject *exact_str(PyObject *object)
+{
+    return object != NULL && PyUnicode_CheckExact(object) ? object : NULL;
+}
+
+task_names tasks_read_names(PyObject *task, PyTypeObject *task_type)
+{
+    named_parts parts = {NULL, NULL};
+    if (task_type->tp_traverse == NULL || !PyObject_TypeCheck(task, task_type)
+        || task_type->tp_traverse(task, visit_name, &parts) != 0 || parts.coroutine == NULL) {
+        return (task_names){NULL, NULL};
+    }
+    return (task_names){exact_str(parts.next), exact_str(((PyGenObject *)parts.coroutine)->gi_qualname)};
+}
+
 static bool is_waiting(PyObject *task, const running_loop *loops, size_t loop_count, PyTypeObject *task_type)
 {
     task_parts parts;

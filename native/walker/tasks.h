@@ -6,18 +6,27 @@
 
 /* A running event loop and its thread, of which the stack is not read. */
 typedef struct {
-    PyObject *loop; /* borrowed: valid until Python code runs */
+    PyObject *loop; /* borrowed, as `task`: valid until Python code runs */
+    PyObject *task; /* that the loop runs; NULL: none, or not in the thread's state (before CPython 3.14) */
     scratch_thread thread;
 } running_loop;
 
 #define MAX_LOOPS 64
+
+/* Borrowed from a task; NULL: not known. A name that asyncio has given may count as none. */
+typedef struct {
+    PyObject *given;     /* its name, a str */
+    PyObject *coroutine; /* the qualified name of its coroutine, a str */
+} task_names;
 
 #pragma GCC visibility push(hidden)
 
 /* walk.c: list the running loops; return their number, 0 without the head lock. */
 size_t walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS]);
 
-/* tasks.c. Return true if this was built for the layouts of the running CPython: `loop` is found as the running loop of
+/* tasks.c. Read the names of any object; none if it is no task of asyncio's C code. */
+task_names tasks_read_names(PyObject *task, PyTypeObject *task_type);
+/* Return true if this was built for the layouts of the running CPython: `loop` is found as the running loop of
  * the calling thread, and `generator` as suspended at this place. Only compares what it finds. */
 bool tasks_layouts_agree(ticker_state *ticker, PyObject *loop, PyObject *generator, PyObject *code, int offset);
 /* New references, or NULL with an exception. Need layouts that agree. */

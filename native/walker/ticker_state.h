@@ -71,8 +71,7 @@ typedef struct {
     PyObject *python_thread;
     int64_t cpu_ns; /* 0: unknown */
     thread_state state;
-    bool wants_gil;            /* at the capture, as far as CPython tells */
-    uint64_t context_switches; /* how often the thread has entered or left a context; 0: never */
+    bool wants_gil; /* at the capture, as far as CPython tells */
 } raw_thread;
 
 /* All threads at one instant, oldest first. GIL. */
@@ -151,7 +150,7 @@ typedef struct {
     unsigned long ident;
     unsigned long native_id;
     PyObject *context;
-    uint64_t context_switches;
+    uint64_t context_switches;  /* how often it has entered or left a context; 0: never */
     bool wants_gil;             /* as far as CPython tells */
     bool is_gil_holder;         /* it holds the GIL, or held it until this capture preempted it */
     raw_stack *unchanged_stack; /* its previous stack, if it has not moved */
@@ -239,15 +238,17 @@ typedef struct {
     size_t count;
 } frame_cache;
 
-/* ticker_state.c: the due capture, until a thread takes its deadline out. Atomic. */
+/* ticker_loop.c: the due capture, until a thread takes its deadline out. Atomic. */
 typedef struct {
-    atomic_llong deadline_ns; /* negative if it is a focused one; 0: none */
+    atomic_llong deadline_ns; /* negative if it is a focused one; LOOK_DUE; 0: none */
     atomic_llong period_ns;   /* distance from the previous deadline of its kind; set before deadline_ns */
     atomic_llong since_ns;    /* when the first of the deadlines without a capture was stored; 0: none */
     atomic_bool is_posted;    /* a pending call is in the queue */
 } pending_capture;
 
-/* ticker_state.c and forks.c: the thread in run(), and those that wait for a snapshot. */
+#define LOOK_DUE INT64_MIN /* no capture, only a look at event loops */
+
+/* ticker_loop.c and forks.c: the thread in run(), and those that wait for a snapshot. */
 typedef struct {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* mutex: a snapshot is ready, periods have changed, or the end */
@@ -258,7 +259,13 @@ typedef struct {
     /* The filter may have traces. Set under mutex, unset by a capture that finds none. */
     atomic_bool may_have_traces;
     atomic_bool has_full_captures; /* captures of all threads are scheduled; set under mutex */
+    atomic_bool has_loops;         /* the last look has found event loops that run */
+    atomic_bool needs_look;        /* it has seen a stretch of a loop for the first time */
+    atomic_llong quiet_until_ns;   /* up to this instant, on the boot-time clock, no thread has run since that look */
+    int64_t others_cpu_ns; /* CPU time of all other threads at the last deadline of a look; of the loop's thread */
 } ticker_loop;
+
+typedef struct loop_watch loop_watch;
 
 typedef struct ticker_state {
     atomic_int refcount; /* the Ticker object and a posted pending call */
@@ -275,6 +282,7 @@ typedef struct ticker_state {
     collection_log collections;
     struct exception_log *exceptions;   /* exceptions.c; owned. GIL */
     struct allocation_log *allocations; /* allocations.c; NULL: never started. GIL */
+    loop_watch *loop_watch;             /* loop_watch.c; NULL: no loop is watched. GIL */
     cpu_clocks clocks;
     frame_cache frame_cache;
     atomic_llong counters[COUNTERS_FIELD_COUNT];
@@ -282,14 +290,16 @@ typedef struct ticker_state {
 
 #pragma GCC visibility push(hidden)
 
-/* ticker_state.c: lifetime, loop and counters. */
+/* ticker_state.c: lifetime, settings and counters; ticker_loop.c: the loop. */
 /* GIL held; NULL with an exception. `keywords`: dict that has the objects of `given`. */
 ticker_state *ticker_state_new(const ticker_arguments *given, PyObject *keywords);
 void ticker_state_unref(ticker_state *ticker);
-/* GIL held, released during waits; false with an exception. A period of 0: no such captures. */
+/* GIL held, released during waits; false with an exception. A period of 0: no such captures; at most a day. */
+#define MAX_PERIOD_NS (86400LL * SECOND_NS)
 bool ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns);
-bool ticker_state_set_periods(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns);
-void ticker_state_notify_trace_added(ticker_state *ticker); /* GIL held, as for the next two */
+void ticker_state_set_periods(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns);
+void ticker_state_set_look_period(ticker_state *ticker, int64_t look_ns); /* GIL held, as for the next three */
+void ticker_state_notify_trace_added(ticker_state *ticker);
 void ticker_state_stop(ticker_state *ticker);
 void ticker_state_capture_now(ticker_state *ticker, bool is_focused);
 void ticker_state_wait_ready(ticker_state *ticker, int64_t timeout_ns); /* GIL not held */
@@ -316,9 +326,10 @@ bool filter_is_empty(const ticker_state *ticker);
  * Python code. */
 PyObject *read_attribute(PyObject *object, PyObject *name);
 
-/* capture.c: takes snapshots. GIL held. Deadline 0: now. `gil_holder` counts as running, and is only
+/* capture.c: takes snapshots, and looks at event loops. GIL held. Deadline 0: now. `gil_holder` counts as running, and is only
  * compared. False: no snapshot was taken. */
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder);
+void capture_look(ticker_state *ticker); /* only look */
 /* False: `thread` is not set. A stack that is one of `recent` is shared. */
 bool capture_calling_thread(ticker_state *ticker, raw_thread *thread, recent_stacks *recent);
 raw_stack *stack_new(ticker_state *ticker, const raw_frame *frames, size_t depth, bool truncated); /* NULL: no memory */

@@ -1,90 +1,17 @@
-/* The type splunk_profiler._walker.Ticker: parses arguments and returns values. Its contract is
+/* The type splunk_profiler._walker.Ticker: its methods and its lifetime. Its contract is
  * splunk_profiler/_walker.pyi. */
+#include "arguments.h"
 #include "exceptions.h"
 #include "lock_holders.h"
+#include "loop_watch.h"
 #include "tasks.h"
 
 #include "allocations.h"
-
-#define MAX_RING_SIZE                  65536
-#define MAX_STACK_DEPTH                1000000
-#define DEFAULT_COLLECTION_INTERVAL_NS 10000000LL
-#define MAX_SAMPLE_BYTES               (1LL << 40)
 
 typedef struct {
     PyObject_HEAD
     ticker_state *ticker_state; /* one reference; NULL only during construction */
 } Ticker;
-
-/* The next two are converters of arguments. They store borrowed references; NULL: None was given. */
-static int convert_context_var(PyObject *given, void *context_var)
-{
-    if (given != Py_None && !PyContextVar_CheckExact(given)) {
-        PyErr_Format(PyExc_TypeError, "a ContextVar or None is needed, not %.100s", Py_TYPE(given)->tp_name);
-        return 0;
-    }
-    *(PyObject **)context_var = given == Py_None ? NULL : given;
-    return 1;
-}
-
-static int convert_trace_filter(PyObject *given, void *arguments)
-{
-    ticker_arguments *filter = arguments;
-    if (given == Py_None) {
-        return 1;
-    }
-    if (!PyTuple_Check(given)) {
-        PyErr_Format(PyExc_TypeError, "trace_filter must be a tuple or None, not %.100s", Py_TYPE(given)->tp_name);
-        return 0;
-    }
-    return PyArg_ParseTuple(given, "O!U:trace_filter", &PyDict_Type, &filter->traces, &filter->span_key);
-}
-
-/* The arguments come out borrowed. Return false with an exception if one is invalid. */
-static bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *given)
-{
-    static char *names[] = {"context_var",
-                            "labels_var",
-                            "max_depth",
-                            "make_frame",
-                            "make_stack",
-                            "ring_size",
-                            "min_collection_interval_ns",
-                            "trace_filter",
-                            "threads",
-                            "exception_interval",
-                            NULL};
-    /* The zeros and NULLs of required arguments are invalid, which is checked below. */
-    *given = (ticker_arguments){.min_collection_interval_ns = DEFAULT_COLLECTION_INTERVAL_NS, .exception_interval = 1};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O&O&nOOnLO&O!L:Ticker", names, convert_context_var,
-                                     &given->context_var, convert_context_var, &given->labels_var, &given->max_depth,
-                                     &given->make_frame, &given->make_stack, &given->ring_size,
-                                     &given->min_collection_interval_ns, convert_trace_filter, given, &PyDict_Type,
-                                     &given->threads, &given->exception_interval)) {
-        return false;
-    }
-    if (!PyCallable_Check(given->make_frame) || !PyCallable_Check(given->make_stack)) {
-        PyErr_SetString(PyExc_TypeError, "make_frame and make_stack must be callable");
-    }
-    else if (given->max_depth < 1 || given->max_depth > MAX_STACK_DEPTH) {
-        PyErr_Format(PyExc_ValueError, "max_depth must be 1 to %d, not %zd", MAX_STACK_DEPTH, given->max_depth);
-    }
-    else if (given->ring_size < 1 || given->ring_size > MAX_RING_SIZE) {
-        PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", MAX_RING_SIZE, given->ring_size);
-    }
-    else if (given->min_collection_interval_ns < 0) {
-        PyErr_Format(PyExc_ValueError, "min_collection_interval_ns must not be negative, it is %lld",
-                     given->min_collection_interval_ns);
-    }
-    else if (given->exception_interval < 1 || given->exception_interval > MAX_EXCEPTION_INTERVAL) {
-        PyErr_Format(PyExc_ValueError, "exception_interval must be 1 to %d, not %lld", MAX_EXCEPTION_INTERVAL,
-                     given->exception_interval);
-    }
-    else {
-        return true;
-    }
-    return false;
-}
 
 static PyObject *ticker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -136,16 +63,19 @@ static PyObject *none_if(bool done)
 
 static PyObject *ticker_run(Ticker *self, PyObject *args)
 {
-    long long period_ns, focused_period_ns = 0;
-    return none_if(PyArg_ParseTuple(args, "L|L:run", &period_ns, &focused_period_ns)
-                   && ticker_state_run(self->ticker_state, period_ns, focused_period_ns));
+    long long period_ns, focused_ns;
+    return none_if(parse_periods(self->ticker_state, args, &period_ns, &focused_ns)
+                   && ticker_state_run(self->ticker_state, period_ns, focused_ns));
 }
 
 static PyObject *ticker_set_periods(Ticker *self, PyObject *args)
 {
-    long long period_ns, focused_period_ns = 0;
-    return none_if(PyArg_ParseTuple(args, "L|L:set_periods", &period_ns, &focused_period_ns)
-                   && ticker_state_set_periods(self->ticker_state, period_ns, focused_period_ns));
+    long long period_ns, focused_ns;
+    if (!parse_periods(self->ticker_state, args, &period_ns, &focused_ns)) {
+        return NULL;
+    }
+    ticker_state_set_periods(self->ticker_state, period_ns, focused_ns);
+    Py_RETURN_NONE;
 }
 
 static PyObject *ticker_stop(Ticker *self, PyObject *Py_UNUSED(unused))
@@ -274,21 +204,6 @@ static PyObject *ticker_drain_exceptions(Ticker *self, PyObject *Py_UNUSED(unuse
     return exceptions_drain(self->ticker_state, state_of((PyObject *)self));
 }
 
-/* Parse a mean distance of samples. False with an exception. */
-static bool parse_sample_bytes(PyObject *given, int64_t *sample_bytes)
-{
-    *sample_bytes = PyLong_AsLongLong(given);
-    if (*sample_bytes == -1 && PyErr_Occurred()) {
-        return false;
-    }
-    if (*sample_bytes < 1 || *sample_bytes > MAX_SAMPLE_BYTES) {
-        PyErr_Format(PyExc_ValueError, "sample_bytes must be 1 to %lld, not %lld", MAX_SAMPLE_BYTES,
-                     (long long)*sample_bytes);
-        return false;
-    }
-    return true;
-}
-
 static PyObject *ticker_start_allocations(Ticker *self, PyObject *args)
 {
     PyObject *given;
@@ -320,6 +235,25 @@ static PyObject *ticker_stop_allocations(Ticker *self, PyObject *Py_UNUSED(unuse
 static PyObject *ticker_drain_allocations(Ticker *self, PyObject *Py_UNUSED(unused))
 {
     return allocations_drain(self->ticker_state, state_of((PyObject *)self));
+}
+
+static PyObject *ticker_watch_loops(Ticker *self, PyObject *args)
+{
+    PyObject *current_tasks, *task_type;
+    long long threshold_ns;
+    if (!PyArg_ParseTuple(args, "LOO!:watch_loops", &threshold_ns, &current_tasks, &PyType_Type, &task_type)) {
+        return NULL;
+    }
+    if (threshold_ns < 1 || threshold_ns > MAX_PERIOD_NS) {
+        return PyErr_Format(PyExc_ValueError, "threshold_ns must be 1 to a day, not %lld", threshold_ns);
+    }
+    return none_if(loops_watch(self->ticker_state, threshold_ns,
+                               PyDict_CheckExact(current_tasks) ? current_tasks : NULL, (PyTypeObject *)task_type));
+}
+
+static PyObject *ticker_drain_loop_blocks(Ticker *self, PyObject *Py_UNUSED(unused))
+{
+    return loops_drain(self->ticker_state, state_of((PyObject *)self));
 }
 
 static PyObject *ticker_counters(Ticker *self, PyObject *Py_UNUSED(unused))
@@ -371,6 +305,11 @@ static PyMethodDef ticker_methods[] = {
      "stop_allocations($self, /)\n--\n\nSample allocations no longer."},
     {"drain_allocations", (PyCFunction)ticker_drain_allocations, METH_NOARGS,
      "drain_allocations($self, /)\n--\n\nReturn the samples, oldest first, and the blocks that have ended."},
+    {"watch_loops", (PyCFunction)ticker_watch_loops, METH_VARARGS,
+     "watch_loops($self, threshold_ns, current_tasks, task_type, /)\n--\n\nFind callbacks that hold their loop for "
+     "long."},
+    {"drain_loop_blocks", (PyCFunction)ticker_drain_loop_blocks, METH_NOARGS,
+     "drain_loop_blocks($self, /)\n--\n\nReturn the stretches that have ended, oldest first."},
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
      "counters($self, /)\n--\n\nReturn the counts since construction."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},

@@ -169,6 +169,7 @@ size_t walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS])
         PyObject *loop = is_lost_in_fork(state) ? NULL : compat_running_loop(state, ticker->names[NAME_RUNNING_LOOP]);
         if (loop != NULL && loop != Py_None) {
             loops[count].loop = loop;
+            loops[count].task = compat_running_task(state);
             loops[count].thread = (scratch_thread){.first = 0};
             read_identity(&loops[count++].thread, state, NULL);
         }

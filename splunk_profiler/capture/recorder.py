@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from splunk_profiler.capture.snapshot_writer import writer_type
 from splunk_profiler.capture.thread_registry import ThreadInfo, ThreadRegistry, make_stat_reader
 from splunk_profiler.model import SpanRef
-from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawSnapshot, RawTask, RawThread
+from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawSnapshot, RawThread
 from splunk_profiler.stream.records import (
     EndedRecord,
     EndpointRecord,
@@ -22,7 +22,6 @@ from splunk_profiler.stream.records import (
     LostRecord,
     ResourceRecord,
     StartRecord,
-    TaskRecord,
     ThreadRecord,
     TraceEndRecord,
     TraceRecord,
@@ -158,16 +157,12 @@ class StreamRecorder:
         for info in self._threads.take_renamed():
             self._write_thread(info)
 
-    def event(self, event: RawEvent | RawBlocksEnded | RawTask) -> None:
+    def event(self, event: RawEvent | RawBlocksEnded) -> None:
         """Record an event, after the snapshots that were captured before it."""
         if self._is_paused:
             return
         if isinstance(event, RawBlocksEnded):
             self._writer.write(EndedRecord(event.live_ids))
-            return
-        if isinstance(event, RawTask):
-            if number := self._threads.number_of(event.key):
-                self._writer.write(TaskRecord(number, event.instant_ns, event.name))
             return
         self._instant_ns, thread = to_boottime_ns(event.time_ns), event.thread
         self._writer.write(

@@ -129,6 +129,7 @@ class Sampler:
         last, now = self._last_counters, self._ticker.counters()
         self._last_counters = now
         self._app_threads_cpu_ns += now.allocation_ns_sum - last.allocation_ns_sum
+        self._app_threads_cpu_ns += now.look_ns_sum - last.look_ns_sum  # some of it on our own thread
         captured = now.captured - last.captured
         if captured > 0:
             cost_ns = min((now.gil_held_ns_sum - last.gil_held_ns_sum) // captured, _MAX_CAPTURE_COST_NS)

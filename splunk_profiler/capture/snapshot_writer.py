@@ -64,7 +64,7 @@ class PortableSnapshotWriter:
             if before is not None and is_idle and before.is_idle and not lists_all and _is_same(raw, before.raw):
                 number = before.number
             else:
-                entries.append(self._entry(raw, before))
+                entries.append(self._entry(raw))
                 number = entries[-1].thread
                 if len(entries) % _YIELD_EVERY == 0:
                     yield_gil()
@@ -89,7 +89,7 @@ class PortableSnapshotWriter:
             self._previous = now
         return encoded, ended
 
-    def _entry(self, raw: RawThread, before: _WrittenThread | None) -> ThreadEntry:
+    def _entry(self, raw: RawThread) -> ThreadEntry:
         return ThreadEntry(
             self._thread_number(raw),
             self._stack_number(raw.stack),
@@ -98,7 +98,6 @@ class PortableSnapshotWriter:
             raw.cpu_ns,
             -1 if raw.state is None else raw.state,
             read_nice_value(raw.native_id) if self._reads_nice else 0,
-            before is not None and 0 < raw.context_switches == before.raw.context_switches,
         )
 
 
@@ -122,9 +121,4 @@ def read_nice_value(native_id: int) -> int:
 
 
 def _is_same(raw: RawThread, before: RawThread) -> bool:
-    return (
-        raw.stack is before.stack
-        and raw.context is before.context
-        and raw.labels is before.labels
-        and raw.context_switches == before.context_switches
-    )
+    return raw.stack is before.stack and raw.context is before.context and raw.labels is before.labels

@@ -63,11 +63,6 @@ class ThreadRegistry:
         key = raw_thread.key
         return self._live.get(key) or self._transient.get(key) or self._ended.get(key)
 
-    def number_of(self, key: int) -> int:
-        """Return the number of a thread of the last snapshot by its `RawThread.key`; 0 for any other."""
-        info = self._live.get(key)
-        return 0 if info is None else info.number
-
     def add(self, raw_thread: RawThread, instant_ns: int) -> ThreadInfo:
         """Return a new thread, of a capture at `instant_ns`; it is transient until `keep` has it."""
         self._last_number += 1

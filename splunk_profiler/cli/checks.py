@@ -190,11 +190,9 @@ def check_waits(config: Config) -> Iterator[Finding]:
         fact = f"callbacks that block it are not found, which needs the native walker: {choice.reason}"
         yield note("event loop", fact)
         return
-    least_ms = -(-threshold_ms // interval_ms) * interval_ms  # from one sample to a later one
-    range_ms = f"{least_ms} to {least_ms + interval_ms}"
-    fact = f"callbacks are reported that block it for {range_ms} ms and more, with task and span"
-    fitting = f"SPLUNK_PROFILER_CALL_STACK_INTERVAL={max(threshold_ms // 5, 1)} finds those of {threshold_ms} ms"
-    yield note("event loop", fact, fitting if interval_ms > threshold_ms else "")
+    look_ms = min(interval_ms, max(threshold_ms // 2, 5))  # a callback counts from the first look inside to the last
+    range_ms = f"{threshold_ms} to {threshold_ms + 2 * look_ms}"
+    yield note("event loop", f"callbacks are reported that block it for {range_ms} ms and more, with task and span")
 
 
 def check_exceptions(config: Config) -> Iterator[Finding]:

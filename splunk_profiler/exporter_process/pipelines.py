@@ -8,7 +8,6 @@ from splunk_profiler.config import Config
 from splunk_profiler.model import Sink
 from splunk_profiler.pipeline import aggregator, record_memory
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
-from splunk_profiler.pipeline.blocked_loops import LOOP_BLOCKED
 from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.record_pipeline import Deliver, ProfilePipeline, RecordPipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPipeline
@@ -39,7 +38,7 @@ def make_pipeline(config: Config, deliver: Deliver) -> StreamPipeline:
         from splunk_profiler.capture.events import registered_kinds  # noqa: PLC0415  # with what captures: not for text
 
         live = (LIVE_HEAP,) if config.memory_enabled else ()
-        kinds = (*registered_kinds(config), LOOP_BLOCKED, *live)
+        kinds = (*registered_kinds(config), *live)
         return ProfilePipeline(deliver, config.export_interval_ns, kinds, pipeline)
 
     settings = PipelineSettings(
@@ -49,6 +48,5 @@ def make_pipeline(config: Config, deliver: Deliver) -> StreamPipeline:
         has_times=config.sends_profiles,
         include_internal=config.include_internal_stacks,
         tracing_stacks_only=config.tracing_stacks_only,
-        loop_blocked_ns=config.loop_blocked_ms * 1_000_000 * config.sends_profiles,
     )
     return StreamPipeline(settings, make_records)

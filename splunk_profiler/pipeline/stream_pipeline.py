@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from splunk_profiler.model import IdleRepeat, Sample, Snapshot
-from splunk_profiler.pipeline.blocked_loops import BlockedLoops
 from splunk_profiler.pipeline.live_heap import LiveHeap
 from splunk_profiler.pipeline.record_pipeline import RecordPipeline
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
@@ -22,11 +21,9 @@ from splunk_profiler.stream.captured import (
     CapturedEvent,
     CapturedSnapshot,
     CaptureEnded,
-    CapturesLost,
     EndpointNamed,
     Item,
     ProcessStarted,
-    TaskSeen,
     TraceEnded,
     TraceSelected,
 )
@@ -46,7 +43,6 @@ class PipelineSettings(NamedTuple):
         has_times: samples need wall and CPU time.
         include_internal: keep the threads of the profiler, the SDK and gRPC.
         tracing_stacks_only: keep only samples that were taken inside a span.
-        loop_blocked_ns: callbacks that hold an event loop for so long are events; 0: none are.
     """
 
     periods: Periods
@@ -54,7 +50,6 @@ class PipelineSettings(NamedTuple):
     has_times: bool = True
     include_internal: bool = False
     tracing_stacks_only: bool = False
-    loop_blocked_ns: int = 0
 
 
 class StreamPipeline:
@@ -80,7 +75,6 @@ class StreamPipeline:
             include_internal=settings.include_internal,
             has_times=settings.has_times,
         )
-        self._blocked_loops = BlockedLoops(settings.loop_blocked_ns)
         self._traces = SelectedTraces()
         self._trace_builder = TraceSnapshotBuilder(self._snapshot_builder, self._traces, settings.periods)
         self._endpoints: OrderedDict[int, str] = OrderedDict()
@@ -132,7 +126,6 @@ class StreamPipeline:
         self._is_closed = True
         settings = self._settings
         if self._has_baseline:
-            self._add_events(self._blocked_loops.close())
             self._add(Snapshot(0, 0, (), idle_repeats=self.take_idle_repeats()))
         is_complete = end is not None and settings.periods.all_ns and not settings.tracing_stacks_only
         self._records.close(self._snapshot_builder.unattributed(end) if end is not None and is_complete else ())
@@ -148,13 +141,11 @@ class StreamPipeline:
         if isinstance(item, CapturedSnapshot):
             self._take_snapshot(item)
         elif isinstance(item, CapturedEvent):
-            self._add_events([item])
-        elif isinstance(item, TaskSeen):
-            self._blocked_loops.see_task(item)
+            self._add_event(item)
         elif isinstance(item, BlocksEnded):
             self._live_heap.end(item.live_ids)
-        elif isinstance(item, ProcessStarted | CapturesLost):
-            self._close_gap(item)
+        elif isinstance(item, ProcessStarted):  # what was in use before is not known any more
+            self._live_heap.clear()
         elif isinstance(item, TraceSelected):
             self._traces.select(item)
         elif isinstance(item, TraceEnded):
@@ -163,11 +154,6 @@ class StreamPipeline:
             self._name_endpoint(item)
         elif isinstance(item, CaptureEnded):
             self.close(item)
-
-    def _close_gap(self, gap: ProcessStarted | CapturesLost) -> None:
-        self._add_events(self._blocked_loops.close())
-        if isinstance(gap, ProcessStarted):  # what was in use before is not known any more
-            self._live_heap.clear()
 
     def _name_endpoint(self, named: EndpointNamed) -> None:
         self._endpoints[named.local_root_id] = named.name[:_MAX_ENDPOINT_LENGTH]
@@ -182,18 +168,18 @@ class StreamPipeline:
                 self._snapshot_builder.set_baseline(captured)
                 self._records.begin(captured.time_ns, self._settings.periods.all_ns)
                 self._has_baseline = True
-            self._add_events(self._blocked_loops.take(captured))
         if self._traces.has_selected(captured.time_ns):
             of_traces = self._trace_builder.snapshot(captured)
             if of_traces.samples:
                 self._records.take(of_traces)
 
-    def _add_events(self, events: list[CapturedEvent]) -> None:
-        for captured in events if self._has_baseline else ():
-            sample = self._snapshot_builder.event_sample(captured)
-            if captured.live_id and (sample.span is not None or not self._settings.tracing_stacks_only):
-                self._live_heap.add(captured.live_id, sample, captured.event, captured.instant_ns)
-            self._add(Snapshot(captured.time_ns, 0, (sample,)))
+    def _add_event(self, captured: CapturedEvent) -> None:
+        if not self._has_baseline:
+            return
+        sample = self._snapshot_builder.event_sample(captured)
+        if captured.live_id and (sample.span is not None or not self._settings.tracing_stacks_only):
+            self._live_heap.add(captured.live_id, sample, captured.event, captured.instant_ns)
+        self._add(Snapshot(captured.time_ns, 0, (sample,)))
 
     def _add(self, snapshot: Snapshot) -> None:
         if self._settings.tracing_stacks_only:

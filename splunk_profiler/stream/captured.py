@@ -24,10 +24,7 @@ class CapturedThread:
 
 
 class ThreadState(NamedTuple):
-    """A thread at a capture, as `stream.records.ThreadEntry` describes it; `state` is None if not known.
-
-    `is_steady`: it has neither entered nor left a context since the previous snapshot of all threads.
-    """
+    """A thread at a capture, as `stream.records.ThreadEntry` describes it; `state` is None if not known."""
 
     info: CapturedThread
     stack: Stack
@@ -36,7 +33,6 @@ class ThreadState(NamedTuple):
     cpu_ns: int
     state: int | None
     nice: int
-    is_steady: bool = False
 
     @property
     def number(self) -> int:
@@ -88,14 +84,6 @@ class BlocksEnded(NamedTuple):
     """The end of blocks: the memory of the events with these `live_id` is no longer in use."""
 
     live_ids: list[int]
-
-
-class TaskSeen(NamedTuple):
-    """The name of the task of asyncio that the thread with this `Thread.index` was running at an instant."""
-
-    number: int
-    instant_ns: int
-    name: str
 
 
 class TraceSelected(NamedTuple):
@@ -159,7 +147,6 @@ Item = (
     | TraceSelected
     | TraceEnded
     | EndpointNamed
-    | TaskSeen
     | CapturesLost
     | CaptureEnded
 )

@@ -21,7 +21,6 @@ from splunk_profiler.stream.captured import (
     ProcessStarted,
     ResourceChanged,
     StartTime,
-    TaskSeen,
     ThreadState,
     TraceEnded,
     TraceSelected,
@@ -220,14 +219,13 @@ class StreamReader:
                     cpu_ns,
                     None if state < 0 else state,
                     nice,
-                    steady > 0,
                 )
             )
-            for thread, stack, span, labels, cpu_ns, state, nice, steady in entries
+            for thread, stack, span, labels, cpu_ns, state, nice in entries
         ]
 
     def _read_event(self, record: records.EventRecord) -> CapturedEvent:
-        entry = ThreadEntry(record.thread, record.stack, record.span, record.labels, 0, -1, 0, 0)
+        entry = ThreadEntry(record.thread, record.stack, record.span, record.labels, 0, -1, 0)
         labels = tuple(_json_object(record.event_labels).items())
         if any(type(value) not in (str, int) for _, value in labels):
             raise StreamError("a label of an event is neither text nor number")
@@ -250,7 +248,6 @@ _READ: dict[type[Any], Callable[[StreamReader, Any], Item | None]] = {
     records.EventKindRecord: StreamReader._add_kind,
     records.SnapshotRecord: StreamReader._read_snapshot,
     records.EventRecord: StreamReader._read_event,
-    records.TaskRecord: lambda _, one: TaskSeen(one.thread, one.instant_ns, printable(one.name)),
     records.EndpointRecord: lambda _, one: EndpointNamed(*one),
     records.TraceRecord: lambda _, one: TraceSelected(*one),
     records.TraceEndRecord: lambda _, one: TraceEnded(*one),

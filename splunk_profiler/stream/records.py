@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, get_args
 
-HEADER = b"SPLPROF\x03"  # the last byte is the version
+HEADER = b"SPLPROF\x04"  # the last byte is the version
 MAX_RECORD_BYTES = 4 << 20  # of one record; a snapshot of 100,000 changed threads fits
 CAPACITY = {"frame": 16_384, "stack": 4096, "thread": 65_536, "span": 8192, "label set": 4096, "kind": 64}
 
@@ -108,10 +108,7 @@ class EventKindRecord(NamedTuple):
 
 
 class ThreadEntry(NamedTuple):
-    """A thread of a snapshot; `state` is -1 if not known, else as in `RawThread`; `nice` is its nice value.
-
-    `steady` is 1 if it has neither entered nor left a context since the previous snapshot of all threads.
-    """
+    """A thread of a snapshot; `state` is -1 if not known, else as in `RawThread`; `nice` is its nice value."""
 
     thread: U32
     stack: U32
@@ -120,7 +117,6 @@ class ThreadEntry(NamedTuple):
     cpu_ns: U64
     state: I8
     nice: I8
-    steady: U8
 
 
 CHANGES, COMPLETE, FOCUSED = 0, 1, 2  # `SnapshotRecord.scope`
@@ -179,14 +175,6 @@ class EndpointRecord(NamedTuple):
     name: str
 
 
-class TaskRecord(NamedTuple):
-    """The name of the task of asyncio that a thread was running at an instant."""
-
-    thread: U32
-    instant_ns: I64
-    name: str
-
-
 class TraceRecord(NamedTuple):
     """A trace is selected: the time of its entry, the ident of the thread and the CPU time this had used."""
 
@@ -238,7 +226,6 @@ Record = (
     | LostRecord
     | EndRecord
     | EndedRecord
-    | TaskRecord
 )
 TRIMMING = (SnapshotRecord, EventRecord, LostRecord)  # after these, older definitions are dropped
 RECORD_TYPES: tuple[type[Any], ...] = get_args(Record)  # the number of a type is its place, from 1

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 import splunk_profiler
 
 HOLD_S = 0.12
-BLOCK_S = 0.3
+BLOCK_S = 0.5
 WAIT_S = 1.0
 
 
@@ -37,8 +37,8 @@ def compute(seconds: float) -> None:
 
 
 def block() -> None:
-    compute(BLOCK_S / 2)
-    time.sleep(BLOCK_S / 2)
+    compute(BLOCK_S / 4)
+    time.sleep(BLOCK_S * 3 / 4)
 
 
 async def serve() -> None:

@@ -16,7 +16,15 @@ from splunk_profiler import raw
 pytest.importorskip("splunk_profiler._walker")
 pytest.importorskip("splunk_profiler._context")
 
-TUPLES = ["RawThread", "RawSnapshot", "RawCollection", "RawException", "RawAllocation", "TickerCounters"]
+TUPLES = [
+    "RawThread",
+    "RawSnapshot",
+    "RawCollection",
+    "RawException",
+    "RawAllocation",
+    "RawLoopBlock",
+    "TickerCounters",
+]
 PROGRAM = """
 import sys
 from collections import namedtuple

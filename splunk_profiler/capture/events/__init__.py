@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from splunk_profiler.capture.events.allocations import ALLOCATION_KIND, make_allocation_source
-from splunk_profiler.capture.events.current_tasks import make_current_task_source
+from splunk_profiler.capture.events.blocked_loops import LOOP_BLOCKED, make_blocked_loop_source
 from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND, make_exception_source
 from splunk_profiler.capture.events.garbage_collections import GC_KIND, make_gc_source
 from splunk_profiler.capture.events.lock_holders import LOCK_KIND, make_lock_holder_source
@@ -18,7 +18,7 @@ from splunk_profiler.capture.events.waiting_tasks import TASK_KIND, make_task_so
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, EventKind
-from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawTask
+from splunk_profiler.raw import RawBlocksEnded, RawEvent
 from splunk_profiler.system.guard import Guard
 
 
@@ -40,9 +40,9 @@ REGISTERED_SOURCES: tuple[RegisteredSource, ...] = (
     RegisteredSource(GC_KIND, make_gc_source),
     RegisteredSource(LOCK_KIND, make_lock_holder_source),
     RegisteredSource(TASK_KIND, make_task_source, lambda config: config.max_tasks > 0),
-    RegisteredSource(TASK_KIND, make_current_task_source, lambda _config: False),  # names of tasks, no events
     RegisteredSource(EXCEPTION_KIND, make_exception_source, lambda config: config.samples_exceptions),
     RegisteredSource(ALLOCATION_KIND, make_allocation_source, lambda config: config.memory_enabled),
+    RegisteredSource(LOOP_BLOCKED, make_blocked_loop_source),
 )
 
 
@@ -75,9 +75,9 @@ class EventSources:
             with guard.catching():
                 source.stretch(ratio)
 
-    def drain(self) -> list[RawEvent | RawBlocksEnded | RawTask]:
+    def drain(self) -> list[RawEvent | RawBlocksEnded]:
         """Return the events of all sources, oldest first of each."""
-        drained: list[RawEvent | RawBlocksEnded | RawTask] = []
+        drained: list[RawEvent | RawBlocksEnded] = []
         for source, guard in self._sources:
             with guard.catching():
                 drained += source.drain()

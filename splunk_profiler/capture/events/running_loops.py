@@ -30,9 +30,9 @@ class RunningLoops:
     def list(self) -> list[tuple[Any, int]]:
         """Return each loop and the `RawThread.key` of its thread; none where asyncio has no tasks in C."""
         asyncio_in_c = sys.modules.get("_asyncio")
-        return [] if asyncio_in_c is None or not self._can_read(asyncio_in_c) else self._ticker.running_loops()
+        return [] if asyncio_in_c is None or not self.can_read(asyncio_in_c) else self._ticker.running_loops()
 
-    def _can_read(self, asyncio_in_c: ModuleType) -> bool:
+    def can_read(self, asyncio_in_c: ModuleType) -> bool:
         """Return True if the walker reads loops and coroutines right, as a trial on the calling thread shows once."""
         if self._reads_tasks is None:
             marker, generator, previous = object(), _suspended_generator(), asyncio_in_c._get_running_loop()
@@ -48,18 +48,18 @@ class RunningLoops:
 
 def given_name(task_type: Any, task: Any) -> str:
     """Return the name that a task was given; empty if it has the one that asyncio gives."""
-    name = str.__str__(task_type.get_name(task))  # a subclass could override its methods
-    return "" if _DEFAULT_NAME.fullmatch(name) else _bounded(name)
+    return shown_name(str.__str__(task_type.get_name(task)))  # a subclass could override its methods
 
 
 def coroutine_name(task_type: Any, task: Any) -> str:
     """Return the qualified name of a task's coroutine; empty if it is of another type."""
     coroutine = task_type.get_coro(task)
-    return _bounded(str.__str__(coroutine.__qualname__)) if type(coroutine) in (CoroutineType, GeneratorType) else ""
+    return shown_name(str.__str__(coroutine.__qualname__)) if type(coroutine) in (CoroutineType, GeneratorType) else ""
 
 
-def _bounded(name: str) -> str:
-    return printable(name[:_MAX_NAME_CHARACTERS])
+def shown_name(name: str) -> str:
+    """Return a name as it is shown; empty if asyncio has given it: that is another one for each task."""
+    return "" if _DEFAULT_NAME.fullmatch(name) else printable(name[:_MAX_NAME_CHARACTERS])
 
 
 def _suspended_generator() -> tuple[Any, CodeType, int]:

@@ -52,7 +52,7 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Receiver], Resolved]:
 def stream(output: ProcessExport, resolved: Resolved, snapshots: int) -> bytes:
     """Return a stream of one thread that works."""
     now_ns = time.time_ns()
-    entry = ThreadEntry(1, 1, 0, 0, SECOND_NS, 2, 0, 0)
+    entry = ThreadEntry(1, 1, 0, 0, SECOND_NS, 2, 0)
     records: list[Record] = [
         StartRecord(json_object(output.settings(resolved, is_forked_child=True))),
         ResourceRecord(1, json_object({"service.name": "shop"}), ""),

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from splunk_profiler.capture.events.blocked_loops import is_in_callback
 from splunk_profiler.capture.loop_calls import loop_call
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.model import Frame, Stack
-from splunk_profiler.pipeline.blocked_loops import is_in_callback
 from splunk_profiler.pipeline.waits import wait_kind
 
 found: list[str] = []

@@ -67,17 +67,6 @@ def test_thread_with_another_stack_context_or_labels_is_listed(bench: Bench, fie
     assert bench.see(after) == ([], [])
 
 
-def test_thread_that_switches_contexts_is_listed_and_not_steady(bench: Bench) -> None:
-    steady = []
-    for number, switches in enumerate((0, 0, 3, 3, 4)):
-        bench.see(thread(1, cpu_ns=number)._replace(context_switches=switches))
-        steady += [entry.steady for entry in bench.entries]
-    assert steady == [0, 0, 0, 1, 0]
-    idle = thread(1, cpu_ns=4)._replace(context_switches=4)
-    assert [bench.see(idle), bench.see(idle)] == [([1], []), ([], [])]
-    assert bench.see(idle._replace(context_switches=5)) == ([1], [])
-
-
 def test_thread_that_has_used_cpu_time_is_listed_each_time(bench: Bench) -> None:
     assert [bench.see(thread(1, cpu_ns=cpu_ns)) for cpu_ns in range(1, 6)] == [([1], [])] * 5
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_factory import large_profile, message, origin_in_shop, small_profile
 
+from splunk_profiler.capture.events.blocked_loops import LOOP_BLOCKED
 from splunk_profiler.capture.events.exceptions import EXCEPTION_KIND
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.capture.events.lock_holders import LOCK_KIND
@@ -26,7 +27,6 @@ from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.formats.pprof import body, parts
 from splunk_profiler.model import Aggregate, Frame, Profile, Stack
-from splunk_profiler.pipeline.blocked_loops import LOOP_BLOCKED
 from splunk_profiler.pipeline.gil_waits import GilWaits
 from splunk_profiler.viewer.profile_messages import NOT_SAMPLED, OUTSIDE, UNNAMED, ProfileError
 

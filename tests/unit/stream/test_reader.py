@@ -17,7 +17,6 @@ from splunk_profiler.stream.captured import (
     ProcessStarted,
     ResourceChanged,
     StartTime,
-    TaskSeen,
     TraceEnded,
     TraceSelected,
 )
@@ -41,7 +40,6 @@ from splunk_profiler.stream.records import (
     SpanRecord,
     StackRecord,
     StartRecord,
-    TaskRecord,
     ThreadEntry,
     ThreadRecord,
     TraceEndRecord,
@@ -58,7 +56,7 @@ DEFINED: list[Record] = [
     LabelsRecord(1, ["tenant", "blue", "route", "/"]),
     KIND,
 ]
-ENTRY = ThreadEntry(1, 1, 1, 1, 900, 2, -5, 1)
+ENTRY = ThreadEntry(1, 1, 1, 1, 900, 2, -5)
 
 
 def snapshot(*entries: ThreadEntry, scope: int = CHANGES, ended: list[int] | None = None) -> SnapshotRecord:
@@ -101,7 +99,6 @@ def test_records_that_define_nothing_say_what_is_in_them() -> None:
         START,
         ResourceRecord(1, '{"service.name":"shop","n":[1,2.5,true]}', "https://schema"),
         EndpointRecord(3, "GET /cart"),
-        TaskRecord(2, 5, "nightly\x1b"),
         TraceRecord(1 << 100, 2, 3, 4),
         TraceEndRecord(1 << 100, 5),
         LostRecord(6),
@@ -110,7 +107,6 @@ def test_records_that_define_nothing_say_what_is_in_them() -> None:
         ProcessStarted({"service": "shop"}),
         ResourceChanged(True, {"service.name": "shop", "n": [1, 2.5, True]}, "https://schema"),
         EndpointNamed(3, "GET /cart"),
-        TaskSeen(2, 5, "nightly\\x1b"),
         TraceSelected(1 << 100, 2, 3, 4),
         TraceEnded(1 << 100, 5),
         CapturesLost(6),
@@ -159,7 +155,7 @@ def test_event_has_its_thread_kind_and_labels(fed: Fed) -> None:
 
 def test_what_is_not_known_is_none() -> None:
     fed = Fed(FrameRecord(1, 0, 0, "", "", "", ""), StackRecord(1, 1, [1]), ThreadRecord(1, 0, 0, 0, 0, ""))
-    state = fed.state(ThreadEntry(1, 1, 0, 0, 0, -1, 0, 0))
+    state = fed.state(ThreadEntry(1, 1, 0, 0, 0, -1, 0))
     assert state.info.start_time is None
     assert state.stack.frames[0].line is None
     assert state.stack.truncated

@@ -154,7 +154,7 @@ class Agreement:
     def pass_on(self, threads: list[tuple[Stack, SpanRef | None, tuple[tuple[str, str], ...]]]) -> None:
         writer = self.writer
         entries = [
-            ThreadEntry(1, writer.stack(stack), writer.span(span), writer.labels(labels), 0, 0, 0, 0)
+            ThreadEntry(1, writer.stack(stack), writer.span(span), writer.labels(labels), 0, 0, 0)
             for stack, span, labels in threads
         ]
         write_snapshot(writer, *entries)

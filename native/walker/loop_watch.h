@@ -1,0 +1,21 @@
+/* loop_watch.c: callbacks that hold their event loop for long. GIL held. */
+#ifndef SPLUNK_PROFILER_WALKER_LOOP_WATCH_H
+#define SPLUNK_PROFILER_WALKER_LOOP_WATCH_H
+
+#include "ticker_state.h"
+
+#define MAX_BLOCKED_NS (86400LL * SECOND_NS)
+
+#pragma GCC visibility push(hidden)
+
+/* Look at the loops from now on. `current_tasks`: asyncio's dict of loops and their running tasks, or NULL where
+ * thread states have these. False with an exception. */
+bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_tasks, PyTypeObject *task_type);
+void loops_look(ticker_state *ticker); /* runs no Python code, leaves no exception */
+PyObject *loops_drain(ticker_state *ticker, const module_state *module);
+void loops_release(ticker_state *ticker); /* release the references, which may run Python code */
+int loops_traverse(const loop_watch *watch, visitproc visit, void *arg);
+
+#pragma GCC visibility pop
+
+#endif
