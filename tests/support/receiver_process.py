@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from forked_process import ForkedProcess
 
 Record = dict[str, Any]
 Export = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class Receiver:
@@ -96,24 +97,21 @@ class Receiver:
 
     def exports(self, count: int = 0, *, signal: str = "logs", answer: str = "", timeout_s: float = 60) -> list[Export]:
         """Wait for `count` exports of `signal` in mode `answer` (any, if empty), and return all of them."""
-
-        def seen() -> list[Export]:
-            return [e for e in self._exports if e["signal"] == signal and e["answer"].startswith(answer)]
-
-        self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} exports of {signal}")
-        with self._arrived:
-            return seen()
+        return self._found(
+            count,
+            lambda export: [export] if export["signal"] == signal and export["answer"].startswith(answer) else [],
+            timeout_s,
+            f"did not get {count} exports of {signal}",
+        )
 
     def records(self, count: int = 0, where: Callable[[Record], Any] = bool, timeout_s: float = 60) -> list[Record]:
         """Wait for `count` accepted log records for which `where` holds, and return all of them."""
 
-        def seen() -> list[Record]:
-            accepted = (e for e in self._exports if e["signal"] == "logs" and e["answer"] == "ok")
-            return [record for export in accepted for record in export["records"] if where(record)]
+        def accepted(export: Export) -> list[Record]:
+            is_accepted = export["signal"] == "logs" and export["answer"] == "ok"
+            return [record for record in export["records"] if where(record)] if is_accepted else []
 
-        self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} such records")
-        with self._arrived:
-            return seen()
+        return self._found(count, accepted, timeout_s, f"did not get {count} such records")
 
     def record(self, where: Callable[[Record], Any] = bool, timeout_s: float = 60) -> Record:
         """Wait for an accepted log record for which `where` holds, and return it."""
@@ -124,13 +122,10 @@ class Receiver:
     ) -> list[dict[str, Any]]:
         """Wait for `count` spans for which `where` holds, and return all of them."""
 
-        def seen() -> list[dict[str, Any]]:
-            traces = (e for e in self._exports if e["signal"] == "traces")
-            return [span for export in traces for span in export["spans"] if where(span)]
+        def spans(export: Export) -> list[dict[str, Any]]:
+            return [span for span in export["spans"] if where(span)] if export["signal"] == "traces" else []
 
-        self._wait(lambda: len(seen()) >= count, timeout_s, f"did not get {count} such spans")
-        with self._arrived:
-            return seen()
+        return self._found(count, spans, timeout_s, f"did not get {count} such spans")
 
     def kill(self) -> None:
         """Kill it; its port is free on return."""
@@ -166,6 +161,21 @@ class Receiver:
         with self._arrived:
             self._ended = True
             self._arrived.notify_all()
+
+    def _found(self, count: int, parts: Callable[[Export], list[_T]], timeout_s: float, failure: str) -> list[_T]:
+        """Wait until the exports have so many parts; return all of them. Each export is looked at once."""
+        found: list[_T] = []
+        looked = 0
+
+        def enough() -> bool:
+            nonlocal looked
+            for export in self._exports[looked:]:
+                found.extend(parts(export))
+            looked = len(self._exports)
+            return len(found) >= count
+
+        self._wait(enough, timeout_s, failure)
+        return found
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, failure: str) -> None:
         deadline = time.monotonic() + timeout_s
