@@ -1,7 +1,8 @@
-"""Every way in which Python code runs inside spans, as real load: ``association.py SCENARIO``.
+"""Every way in which Python code runs inside spans, as real load: ``association.py SCENARIO...``.
 
-Prints ``ready`` once the load runs, ends it when a line arrives on standard input, and then prints the ledger
-of its spans. The profiler is started before the load, and told where to send by the environment.
+Starts the profiler, which is told where to send by the environment. Then runs one scenario after the other: each begins
+when a line arrives on standard input, prints ``ready`` and the time once its load runs, and ends at the next line. At
+last it prints the ledger of its spans.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import asyncio
 import contextvars
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from marked_work import LEDGER, InputLatch, load_exporter, outside, wait, work
+from marked_work import LEDGER, InputLatch, load_exporter, outside, say, wait, work
 from opentelemetry import trace
 from opentelemetry.context import attach, detach  # as applications do: imported before the profiler starts
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, Sampler, SamplingResult
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from task_loops import task_scenarios
 
 import splunk_profiler
@@ -30,9 +32,16 @@ _EACH = 6  # numbers a worker uses in turn, so that a span left over from its tu
 class Load:
     """The load of every scenario, which runs until the test has seen enough."""
 
+    latch: InputLatch
+
     def __init__(self) -> None:
-        self.latch = InputLatch()
         self.facts: dict[str, Any] = {}
+
+    def run(self, scenario: str) -> None:
+        """Run a scenario from the next line of input to the one after it."""
+        InputLatch().wait()
+        self.latch = InputLatch()
+        _SCENARIOS[scenario](self)
 
     def turns(self, worker: int) -> Iterator[int]:
         """Span numbers of a worker, one for each turn, until the test has seen enough."""
@@ -42,7 +51,7 @@ class Load:
             turn += 1
 
     def ready(self) -> None:
-        print("ready", flush=True)
+        say("ready", time.time_ns())
 
     def in_threads(self, body: Callable[[int], None], workers: int = _WORKERS) -> None:
         """Run `body(worker)` in threads and wait for them."""
@@ -256,15 +265,21 @@ def greenlets(load: Load) -> None:
     gevent.joinall(started, raise_error=True)
 
 
-class EverySecondName(Sampler):
-    """Samples the spans with an even number."""
+class SomeNames(Sampler):
+    """Samples all spans, or those with an even number."""
+
+    drops_odd = False
 
     def should_sample(self, *parent_and_trace: Any, **span: Any) -> SamplingResult:
         name = span.get("name") or parent_and_trace[2]
-        return SamplingResult(Decision.DROP if int(name[-2:]) % 2 else Decision.RECORD_AND_SAMPLE)
+        is_dropped = self.drops_odd and int(name[-2:]) % 2
+        return SamplingResult(Decision.DROP if is_dropped else Decision.RECORD_AND_SAMPLE)
 
     def get_description(self) -> str:
-        return "EverySecondName"
+        return "SomeNames"
+
+
+_SAMPLER = SomeNames()
 
 
 def unsampled(load: Load) -> None:
@@ -276,7 +291,9 @@ def unsampled(load: Load) -> None:
                 work(number)
                 wait(number)
 
+    _SAMPLER.drops_odd = True
     load.in_threads(body)
+    _SAMPLER.drops_odd = False
 
 
 _SCENARIOS: dict[str, Callable[[Load], None]] = {
@@ -288,18 +305,20 @@ _SCENARIOS: dict[str, Callable[[Load], None]] = {
 } | task_scenarios(_tasks)  # fmt: skip
 
 
-def main(scenario: str) -> None:
-    load = Load()
-    if scenario == "greenlets":
+def main(*scenarios: str) -> None:
+    if "greenlets" in scenarios:
         from gevent import monkey  # noqa: PLC0415  # only where this scenario runs
 
         monkey.patch_all()
+    sys.setswitchinterval(0.0005)  # each snapshot waits for the GIL
     load_exporter()
-    trace.set_tracer_provider(TracerProvider(sampler=EverySecondName() if scenario == "unsampled" else ALWAYS_ON))
+    trace.set_tracer_provider(TracerProvider(sampler=_SAMPLER))
     assert splunk_profiler.start()
-    _SCENARIOS[scenario](load)
+    load = Load()
+    for scenario in scenarios:
+        load.run(scenario)
     LEDGER.dump(**load.facts)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

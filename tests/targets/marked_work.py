@@ -7,11 +7,11 @@ no span is active. Runs on any thread, in any task or greenlet. Imports nothing 
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import sys
 import time
+from _thread import allocate_lock, start_new_thread  # the real ones, also where gevent replaces them later
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -120,9 +120,9 @@ class InputLatch:
 
     def __init__(self) -> None:
         self.is_waiting = True
-        self._lock = _thread.allocate_lock()
+        self._lock = allocate_lock()
         self._lock.acquire()
-        _thread.start_new_thread(self._listen, ())
+        start_new_thread(self._listen, ())
 
     def wait(self) -> None:
         """Block the calling thread until the latch opens."""

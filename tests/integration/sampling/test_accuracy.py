@@ -1,14 +1,16 @@
 """Counts samples whose span is not the one whose function is on the stack: there must be none.
 
-Each scenario runs as a process of its own under real load; at least 500 of its samples are compared with the
+Scenarios run one after the other in a process under real load; at least 500 samples of each are compared with the
 ledger of spans that the process itself kept. See `targets/association.py`.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,19 +28,26 @@ def _is_marked(record: dict[str, Any]) -> bool:
     return _MARK.search(record["body"]) is not None
 
 
-def _run(scenario: str, walker: str, interval_ms: int = 2) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run a scenario until enough samples have arrived, some of them in spans; (its marked records, its ledger)."""
+def _run(walker: str, *scenarios: str) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
+    """Run each scenario until enough samples have arrived, some of them in spans; (marked records, ledger)."""
     with Receiver() as receiver:
-        env = profiling_settings(receiver.url, interval_ms, walker)
-        with Target("association.py", scenario, env=env) as target:
-            target.line("ready")
-            receiver.records(_SAMPLES, _is_marked)
-            receiver.record(lambda record: record["span_id"])
-            target.tell("stop")
+        starts_ns: list[int] = []
+        with Target("association.py", *scenarios, env=profiling_settings(receiver.url, 1, walker)) as target:
+            receiver.record()  # the load would take processors from the exporter that starts
+            for number in range(1, len(scenarios) + 1):
+                target.tell("start")
+                starts_ns.append(int(target.lines(number, "ready")[-1]))
+                receiver.records(_SAMPLES, lambda record: _is_marked(record) and record["time_ns"] >= starts_ns[-1])
+                receiver.record(lambda record: record["span_id"] and record["time_ns"] >= starts_ns[-1])
+                target.tell("stop")
             ledger = target.json("ledger")
             assert target.finish() == 0, target.output
             assert "splunk_profiler" not in target.output, target.output
-        return receiver.records(_SAMPLES, _is_marked), ledger
+        records = receiver.records(_SAMPLES, _is_marked)
+    return [
+        [record for record in records if start_ns <= record["time_ns"] < end_ns]
+        for start_ns, end_ns in pairwise([0, *starts_ns[1:], math.inf])
+    ], ledger
 
 
 def _wrong(records: list[dict[str, Any]], ledger: dict[str, Any]) -> list[str]:
@@ -58,13 +67,13 @@ def _wrong(records: list[dict[str, Any]], ledger: dict[str, Any]) -> list[str]:
     return found
 
 
-def _assert_exact(scenario: str, walker: str, both_kinds: bool = True) -> dict[str, Any]:
-    records, ledger = _run(scenario, walker)
-    wrong = _wrong(records, ledger)
-    assert not wrong, f"{len(wrong)} of {len(records)} samples have the wrong span, such as: {wrong[0]}"
-    inside = sum(1 for record in records if record["span_id"])
-    assert inside > 0
-    assert not both_kinds or inside < len(records), "no sample was taken outside of spans: nothing was compared"
+def _assert_exact(walker: str, *scenarios: str) -> dict[str, Any]:
+    runs, ledger = _run(walker, *scenarios)
+    for scenario, records in zip(scenarios, runs, strict=True):
+        wrong = _wrong(records, ledger)
+        assert not wrong, f"{scenario}: {len(wrong)} of {len(records)} have the wrong span, such as: {wrong[0]}"
+        inside = sum(1 for record in records if record["span_id"])
+        assert 0 < inside < len(records), f"{scenario}: no sample in or outside of spans: nothing was compared"
     return ledger
 
 
@@ -72,32 +81,25 @@ _walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATI
 
 
 @_walkers
-@pytest.mark.parametrize("scenario", ["threads", "by_hand", "pool", "generators"])
-def test_every_sample_of_threads_is_in_the_span_that_its_function_runs_in(scenario: str, walker: str) -> None:
-    _assert_exact(scenario, walker)
-
-
-@_walkers
-def test_a_thread_with_the_ident_of_one_that_ended_in_a_span_has_no_span(walker: str) -> None:
-    ledger = _assert_exact("reused_idents", walker)
+def test_every_sample_of_threads_is_in_the_span_that_its_function_runs_in(walker: str) -> None:
+    ledger = _assert_exact(walker, "reused_idents", "threads", "by_hand", "pool", "generators")
     assert ledger["reused"] > 0, "no ident was used again: nothing was tested"
 
 
 @_walkers
 def test_unsampled_spans_are_carried_with_flags_that_say_so(walker: str) -> None:
-    records, ledger = _run("unsampled", walker)
+    (records,), ledger = _run(walker, "unsampled")
     assert not _wrong(records, ledger)
     assert {record["flags"] & 1 for record in records} == {0, 1}
 
 
 @_NATIVE
-@pytest.mark.parametrize("scenario", ["asyncio_tasks", "to_thread", "context_run"])
-def test_every_sample_of_a_task_is_in_the_span_of_that_task(scenario: str) -> None:
-    _assert_exact(scenario, "native")
+def test_every_sample_of_a_task_is_in_the_span_of_that_task() -> None:
+    _assert_exact("native", "asyncio_tasks", "to_thread", "context_run")
 
 
 def test_a_sample_of_a_task_is_in_no_other_span_with_the_portable_walker() -> None:
-    records, ledger = _run("asyncio_tasks", "portable")
+    (records,), ledger = _run("portable", "asyncio_tasks")
     may_miss = sys.version_info < (3, 12)  # there it cannot see what a task has inherited
     named = [record for record in records if record["span_id"] or not may_miss]
     assert any(record["span_id"] for record in named)
@@ -107,16 +109,16 @@ def test_a_sample_of_a_task_is_in_no_other_span_with_the_portable_walker() -> No
 @_NATIVE
 @pytest.mark.skipif(find_spec("uvloop") is None, reason="uvloop is not there for this interpreter")
 def test_every_sample_of_a_task_on_uvloop_is_in_the_span_of_that_task() -> None:
-    assert _assert_exact("uvloop_tasks", "native")["loop"].startswith("uvloop")
+    assert _assert_exact("native", "uvloop_tasks")["loop"].startswith("uvloop")
 
 
 @_NATIVE
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with CPython 3.12")
 def test_every_sample_of_an_eager_task_is_in_the_span_of_that_task() -> None:
-    _assert_exact("eager_tasks", "native")
+    _assert_exact("native", "eager_tasks")
 
 
 @_walkers
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not there for this interpreter")
 def test_every_sample_of_a_greenlet_is_in_the_span_of_that_greenlet(walker: str) -> None:
-    assert _assert_exact("greenlets", walker)["patched"]
+    assert _assert_exact(walker, "greenlets")["patched"]
