@@ -119,7 +119,7 @@ def publishing() -> Iterator[InstalledPublisher]:
     publishing.uninstall()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """Run a browser and return a tab of it."""
     from browser import run_browser  # noqa: PLC0415
@@ -136,7 +136,7 @@ def no_error_on_the_console(page: Page) -> Iterator[None]:
     assert not page.problems
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve the page of two services and return its address."""
     from viewer_page import lines, serve  # noqa: PLC0415
