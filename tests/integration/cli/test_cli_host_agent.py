@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from agent_process import CorrelationMessage, DatagramReceiver, decode_correlations, is_registration
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
@@ -20,6 +21,8 @@ from inspected_process import InspectedProcess, TargetBuilder, record_bytes, run
 from publishing_target import socket_folder
 from target_process import Target
 from unreadable_processes import assert_unreadable_processes_are_one_line
+
+from splunk_profiler.cli.host_agent import host_agent
 
 NEEDS_THE_PUBLISHER = "the native publisher is not built for this interpreter"
 
@@ -298,4 +301,6 @@ def test_a_supervisor_that_runs_no_python_is_waited_with_for_children(workshop: 
     ],
 )
 def test_wrong_usage_gives_exit_code_2(arguments: list[str]) -> None:
-    assert splunk_profiler("host-agent", *arguments).returncode == 2
+    with pytest.raises(click.UsageError) as raised:
+        host_agent.make_context("host-agent", arguments)
+    assert raised.value.exit_code == 2

@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
 from inspected_process import InspectedProcess, TargetBuilder, datagram_socket, labels, record_bytes, run_inspected
 from target_process import Target
 from unreadable_processes import assert_unreadable_processes_are_one_line
+
+from splunk_profiler.cli.inspect import inspect
 
 
 @pytest.fixture(scope="module")
@@ -118,4 +121,6 @@ def test_errors_are_one_line_and_exit_code_1(workshop: TargetBuilder) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["x"], ["0"], [str(os.getpid()), "--interval", "0"]])
 def test_wrong_usage_gives_exit_code_2(arguments: list[str]) -> None:
-    assert splunk_profiler("inspect", *arguments).returncode == 2
+    with pytest.raises(click.UsageError) as raised:
+        inspect.make_context("inspect", arguments)
+    assert raised.value.exit_code == 2
