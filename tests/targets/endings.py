@@ -1,7 +1,7 @@
 """A service that is interrupted and ends in many ways while it is profiled: ``endings.py WAY...``.
 
-Prints ``ready`` when its threads run, and waits for a line on standard input; then it does its last work
-(``last {…}`` says in which span) and goes each WAY. Where none of them ends it, the main thread returns.
+Prints ``ready`` when it is profiled, and waits for a line on standard input; then its threads run, and it does its last
+work (``last {…}`` says in which span) and goes each WAY. Where none of them ends it, the main thread returns.
 """
 
 from __future__ import annotations
@@ -142,13 +142,14 @@ _WAYS = {
 
 
 def main(*ways: str) -> None:
+    sys.setswitchinterval(0.0005)  # each signal and each snapshot waits for the GIL
     load_exporter()
     trace.set_tracer_provider(TracerProvider())
     assert splunk_profiler.start()
     latch = InputLatch()
-    _start_threads(True, lambda: True)
     say("ready")
     latch.wait()
+    _start_threads(True, lambda: True)  # not before: they would take processors from the exporter that starts
     with LEDGER.span(90) as span:
         for _ in range(50):
             wait(90)
