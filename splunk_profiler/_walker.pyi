@@ -140,9 +140,12 @@ class Ticker(Generic[_Frame, _Stack]):
     def watch_loops(self, threshold_ns: int, current_tasks: dict[Any, Any] | None, task_type: type, /) -> None:
         """Find callbacks of event loops that take `threshold_ns` or longer, from now on; needs `reads_tasks`.
 
-        Looks at the loops with each capture, and at least each half of the threshold, or 5 ms, while any run.
+        Looks at the loops with each capture, and at least each half of the threshold, or 10 ms, while
+        any runs or did within 10 s.
         `current_tasks` is ``_asyncio._current_tasks``, None from CPython 3.14 on; `task_type` is ``_asyncio.Task``.
         """
+    def stretch_looks(self, ratio: float, /) -> None:
+        """Look at event loops less often by this ratio, of at least 1, than at the start."""
     def drain_loop_blocks(self) -> list[RawLoopBlock]:
         """Return the stretches of `threshold_ns` and longer that have ended; one of over a second comes in parts.
 

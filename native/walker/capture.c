@@ -321,15 +321,16 @@ static bool take_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_foc
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder)
 {
     ticker->scratch.is_in_use = true;
+    int64_t since_ns = deadline_ns == 0 ? 0 : atomic_load(&ticker->pending.since_ns);
     bool is_taken = take_snapshot(ticker, deadline_ns, is_focused, gil_holder);
-    loops_look(ticker);
+    loops_look(ticker, gil_holder, since_ns);
     ticker->scratch.is_in_use = false;
     return is_taken;
 }
 
-void capture_look(ticker_state *ticker)
+void capture_look(ticker_state *ticker, const PyThreadState *gil_holder)
 {
     ticker->scratch.is_in_use = true;
-    loops_look(ticker);
+    loops_look(ticker, gil_holder, atomic_exchange(&ticker->pending.since_ns, 0));
     ticker->scratch.is_in_use = false;
 }

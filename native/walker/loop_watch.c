@@ -5,7 +5,8 @@
  * captured at the second look, with the task that runs; a loop that is busy with short callbacks costs no
  * capture. A callback that itself runs code in another context is missed.
  *
- * Looks come with each capture, and where these are rare, in between (schedule.c).
+ * Looks come with each capture, and where these are rare, in between (schedule.c). While code in C keeps the GIL there is
+ * none. The thread that had the GIL when the late look was asked for, and still has it, was in one callback all the time.
  */
 #include "task_compat.h"
 
@@ -16,7 +17,10 @@
 #include <stdlib.h>
 
 #define MAX_UNREPORTED_NS SECOND_NS /* a loop may be blocked for ever */
-#define MIN_LOOK_NS       5000000LL
+#define MIN_LOOK_NS       10000000LL
+#define MAX_LOOK_COST_NS  2000000LL /* longer ones were interrupted: this is wall time */
+#define LOOPS_KEPT_NS     (10 * SECOND_NS)
+#define MAX_STRETCH       1000.0
 #define MAX_KEPT          128 /* whose references wait for a drain */
 
 /* The time in which a thread has neither entered nor left a context. */
@@ -40,6 +44,7 @@ struct loop_watch {
     stretch *oldest; /* of those that have ended */
     stretch **end;
     size_t kept_count; /* stretches with references */
+    int64_t seen_ns;   /* when a look has found a loop */
 };
 
 bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_tasks, PyTypeObject *task_type)
@@ -56,20 +61,32 @@ bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_t
     watch->current_tasks = Py_XNewRef(current_tasks);
     watch->task_type = (PyTypeObject *)Py_NewRef(task_type);
     watch->end = &watch->oldest;
+    watch->seen_ns = monotonic_ns(); /* one may be about to run */
     ticker->loop_watch = watch;
-    atomic_store(&ticker->loop.has_loops, true); /* the first look tells */
-    int64_t look_ns = threshold_ns / 2;
-    ticker_state_set_look_period(ticker, look_ns < MIN_LOOK_NS ? MIN_LOOK_NS : look_ns);
+    atomic_store(&ticker->loop.has_loops, true);
+    loops_stretch(ticker, 1);
     return true;
 }
 
-static void begin_stretch(loop_watch *watch, const scratch_thread *thread, int64_t since_ns, bool is_continued)
+void loops_stretch(ticker_state *ticker, double ratio)
+{
+    if (ticker->loop_watch != NULL) {
+        int64_t look_ns = ticker->loop_watch->threshold_ns / 2;
+        look_ns = look_ns < MIN_LOOK_NS ? MIN_LOOK_NS : look_ns;
+        ticker_state_set_look_period(ticker, ratio < MAX_STRETCH ? (int64_t)((double)look_ns * ratio) : MAX_PERIOD_NS);
+    }
+}
+
+static void begin_stretch(loop_watch *watch, const scratch_thread *thread, int64_t since_ns, int64_t until_ns,
+                          bool is_continued)
 {
     stretch *made = watch->running_count == MAX_LOOPS ? NULL : calloc(1, sizeof(stretch));
     if (made != NULL) {
         made->key = thread->key;
         made->context_switches = thread->context_switches;
-        made->since_ns = made->until_ns = since_ns;
+        made->since_ns = since_ns;
+        made->until_ns = until_ns;
+        made->time_ns = clock_ns(CLOCK_REALTIME);
         made->is_continued = is_continued;
         watch->running[watch->running_count++] = made;
     }
@@ -109,8 +126,16 @@ static stretch *find_stretch(const loop_watch *watch, uint64_t key)
     return NULL;
 }
 
+/* Nothing has run up to the end of the quiet time. */
+static void extend(stretch *each, int64_t quiet_until_ns)
+{
+    int64_t longer_ns = quiet_until_ns - each->until_ns;
+    each->until_ns += longer_ns > 0 ? longer_ns : 0;
+    each->time_ns += longer_ns > 0 ? longer_ns : 0;
+}
+
 /* A stretch that is reported goes on as another one, whose stack is captured anew. */
-static void update_stretches(ticker_state *ticker, const running_loop *loops, size_t count)
+static void update_stretches(ticker_state *ticker, const running_loop *loops, size_t count, int64_t held_ns)
 {
     loop_watch *watch = ticker->loop_watch;
     int64_t now_ns = clock_ns(CLOCK_BOOTTIME), time_ns = clock_ns(CLOCK_REALTIME);
@@ -120,9 +145,7 @@ static void update_stretches(ticker_state *ticker, const running_loop *loops, si
         stretch *each = watch->running[i];
         const running_loop *loop = find_loop(loops, count, each->key);
         if (loop == NULL || loop->thread.context_switches != each->context_switches) {
-            int64_t longer_ns = quiet_until_ns - each->until_ns;
-            each->until_ns += longer_ns > 0 ? longer_ns : 0;
-            each->time_ns += longer_ns > 0 ? longer_ns : 0;
+            extend(each, quiet_until_ns);
             end_stretch(watch, i);
             continue;
         }
@@ -130,13 +153,14 @@ static void update_stretches(ticker_state *ticker, const running_loop *loops, si
         each->time_ns = time_ns;
         if (each->has_thread && now_ns - each->since_ns >= max_ns) {
             end_stretch(watch, i);
-            begin_stretch(watch, &loop->thread, now_ns, true);
+            begin_stretch(watch, &loop->thread, now_ns, now_ns, true);
         }
     }
     for (size_t i = 0; i < count; i++) {
         /* A thread that has never entered a context has run no callback. */
         if (loops[i].thread.context_switches > 0 && find_stretch(watch, loops[i].thread.key) == NULL) {
-            begin_stretch(watch, &loops[i].thread, now_ns, false);
+            int64_t since_ns = now_ns - (loops[i].thread.is_gil_holder ? held_ns : 0);
+            begin_stretch(watch, &loops[i].thread, since_ns, now_ns, false);
         }
     }
 }
@@ -199,19 +223,33 @@ static bool has_new_stretch(const loop_watch *watch)
     return false;
 }
 
-void loops_look(ticker_state *ticker)
+/* Return for how long one thread has kept the GIL from the time at which the look was asked for; 0: not for long. */
+static int64_t gil_held_ns(ticker_state *ticker, const PyThreadState *gil_holder, int64_t since_ns, int64_t now_ns)
+{
+    bool is_held = since_ns > 0 && now_ns - since_ns >= MIN_LOOK_NS && gil_holder != NULL
+                   && gil_holder == atomic_load(&ticker->pending.gil_holder);
+    return is_held ? now_ns - since_ns : 0;
+}
+
+void loops_look(ticker_state *ticker, const PyThreadState *gil_holder, int64_t since_ns)
 {
     running_loop loops[MAX_LOOPS];
-    if (ticker->loop_watch == NULL) {
+    loop_watch *watch = ticker->loop_watch;
+    if (watch == NULL) {
         return;
     }
+    size_t count;
     int64_t start_ns = monotonic_ns();
-    size_t count = walk_loops(ticker, loops);
-    update_stretches(ticker, loops, count);
+    if (!walk_loops(ticker, loops, gil_holder, &count)) {
+        return;
+    }
+    update_stretches(ticker, loops, count, gil_held_ns(ticker, gil_holder, since_ns, start_ns));
     capture_threads(ticker, loops, count);
-    atomic_store(&ticker->loop.has_loops, count > 0);
-    atomic_store(&ticker->loop.needs_look, has_new_stretch(ticker->loop_watch));
-    ticker_state_count(ticker, COUNTERS_look_ns_sum, monotonic_ns() - start_ns);
+    watch->seen_ns = count > 0 ? start_ns : watch->seen_ns;
+    atomic_store(&ticker->loop.has_loops, start_ns - watch->seen_ns < LOOPS_KEPT_NS);
+    atomic_store(&ticker->loop.needs_look, has_new_stretch(watch));
+    int64_t cost_ns = monotonic_ns() - start_ns;
+    ticker_state_count(ticker, COUNTERS_look_ns_sum, cost_ns < MAX_LOOK_COST_NS ? cost_ns : MAX_LOOK_COST_NS);
 }
 
 static stretch *pop_oldest(loop_watch *watch)
@@ -233,9 +271,11 @@ static void stretch_free(ticker_state *ticker, stretch *taken)
     free(taken);
 }
 
-static void end_all(loop_watch *watch)
+static void end_all(ticker_state *ticker)
 {
+    loop_watch *watch = ticker->loop_watch;
     while (watch->running_count > 0) {
+        extend(watch->running[watch->running_count - 1], atomic_load(&ticker->loop.quiet_until_ns));
         end_stretch(watch, watch->running_count - 1);
     }
 }
@@ -246,7 +286,7 @@ void loops_release(ticker_state *ticker)
     if (watch == NULL) {
         return;
     }
-    end_all(watch);
+    end_all(ticker);
     for (stretch *taken; (taken = pop_oldest(watch)) != NULL;) {
         stretch_free(ticker, taken);
     }
@@ -301,7 +341,7 @@ PyObject *loops_drain(ticker_state *ticker, const module_state *module)
         return drained;
     }
     if (ticker_state_is_ended(ticker)) {
-        end_all(watch);
+        end_all(ticker);
     }
     for (stretch *taken; drained != NULL && (taken = pop_oldest(watch)) != NULL;) {
         if (taken->is_continued || taken->until_ns - taken->since_ns >= watch->threshold_ns) {

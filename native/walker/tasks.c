@@ -157,17 +157,20 @@ static bool read_parts(PyObject *task, const running_loop *loops, size_t loop_co
 }
 
 typedef struct {
-    PyObject *coroutine, *next; /* what is visited after the coroutine is the name */
+    PyObject *context, *coroutine, *name; /* in the order in which they are visited */
 } named_parts;
 
 static int visit_name(PyObject *object, void *argument)
 {
     named_parts *parts = argument;
-    if (parts->coroutine == NULL) {
-        parts->coroutine = is_generator(object) ? object : NULL;
+    if (parts->context == NULL) {
+        parts->context = PyContext_CheckExact(object) ? object : NULL;
     }
-    else if (parts->next == NULL) {
-        parts->next = object;
+    else if (parts->coroutine == NULL) {
+        parts->coroutine = object;
+    }
+    else if (parts->name == NULL) {
+        parts->name = object;
     }
     return 0;
 }
@@ -179,12 +182,13 @@ static PyObject *exact_str(PyObject *object)
 
 task_names tasks_read_names(PyObject *task, PyTypeObject *task_type)
 {
-    named_parts parts = {NULL, NULL};
+    named_parts parts = {NULL, NULL, NULL};
     if (task_type->tp_traverse == NULL || !PyObject_TypeCheck(task, task_type)
         || task_type->tp_traverse(task, visit_name, &parts) != 0 || parts.coroutine == NULL) {
         return (task_names){NULL, NULL};
     }
-    return (task_names){exact_str(parts.next), exact_str(((PyGenObject *)parts.coroutine)->gi_qualname)};
+    PyObject *qualname = is_generator(parts.coroutine) ? ((PyGenObject *)parts.coroutine)->gi_qualname : NULL;
+    return (task_names){exact_str(parts.name), exact_str(qualname)};
 }
 
 static bool is_waiting(PyObject *task, const running_loop *loops, size_t loop_count, PyTypeObject *task_type)
@@ -223,7 +227,8 @@ static size_t capture_waiting(ticker_state *ticker, PyObject *tasks, PyTypeObjec
                               seen_task *seen)
 {
     running_loop loops[MAX_LOOPS];
-    size_t loop_count = walk_loops(ticker, loops);
+    size_t loop_count;
+    (void)walk_loops(ticker, loops, NULL, &loop_count);
     size_t count = (size_t)PyList_GET_SIZE(tasks), waiting = 0, rank = 0;
     for (size_t i = 0; i < count; i++) {
         seen[i].is_waiting = is_waiting(PyList_GET_ITEM(tasks, (Py_ssize_t)i), loops, loop_count, task_type);
@@ -286,7 +291,8 @@ PyObject *tasks_running_loops(ticker_state *ticker)
     running_loop loops[MAX_LOOPS];
     PyObject *owned[MAX_LOOPS];
     unsigned long long keys[MAX_LOOPS];
-    size_t count = walk_loops(ticker, loops);
+    size_t count;
+    (void)walk_loops(ticker, loops, NULL, &count);
     for (size_t i = 0; i < count; i++) {
         owned[i] = Py_NewRef(loops[i].loop); /* before an allocation, which may run Python code */
         keys[i] = loops[i].thread.key;

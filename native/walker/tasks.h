@@ -21,8 +21,9 @@ typedef struct {
 
 #pragma GCC visibility push(hidden)
 
-/* walk.c: list the running loops; return their number, 0 without the head lock. */
-size_t walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS]);
+/* walk.c: list the running loops, newest thread first, and store their number. `gil_holder` is only compared. False: the
+ * head lock is not free; the number is 0. */
+bool walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS], const PyThreadState *gil_holder, size_t *count);
 
 /* tasks.c. Read the names of any object; none if it is no task of asyncio's C code. */
 task_names tasks_read_names(PyObject *task, PyTypeObject *task_type);

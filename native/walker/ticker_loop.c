@@ -15,7 +15,8 @@
 #define PENDING_CALL_TIMEOUT_NS 1000000LL  /* time for the pending call before the loop takes the GIL */
 #define MAX_STOP_NS             20000000LL /* one try to pause Python; then other threads get our locks */
 #define STOP_RETRY_NS           50000LL
-#define QUIET_NS                20000LL /* less than a callback that is worth a look */
+#define QUIET_NS                10000LL   /* two clocks are read one after the other; less than a callback takes */
+#define MAX_LOOK_WAIT_NS        5000000LL /* a pending call stays in the queue */
 /* Each pause wakes a thread that waits for the GIL in vain, and its 5 ms until it asks for the GIL begin anew. More
  * frequent pauses would keep it waiting for ever. */
 #define MIN_PAUSE_PERIOD_NS 7500000LL
@@ -34,7 +35,7 @@ static bool capture_pending(ticker_state *ticker, const PyThreadState *gil_holde
         return false;
     }
     if (signed_ns == LOOK_DUE) {
-        capture_look(ticker);
+        capture_look(ticker, gil_holder);
         return false;
     }
     bool done = capture_snapshot(ticker, signed_ns < 0 ? -signed_ns : signed_ns, signed_ns < 0, gil_holder);
@@ -179,6 +180,15 @@ static void capture_in_loop(ticker_state *ticker, PyThreadState *self, int64_t p
     capture_with_gil(ticker, self);
 }
 
+/* Needs the mutex. Note since when a thread is waited for, and which one has the GIL. */
+static void begin_wait(ticker_state *ticker)
+{
+    long long no_wait = 0; /* otherwise the previous deadline still waits: the wait began there */
+    if (atomic_compare_exchange_strong(&ticker->pending.since_ns, &no_wait, monotonic_ns())) {
+        atomic_store(&ticker->pending.gil_holder, compat_gil_holder(ticker->interp));
+    }
+}
+
 /* Needs the mutex. Store a deadline for the thread that captures. */
 static void store_deadline(ticker_state *ticker, PyThreadState *self, const schedule_tick *tick)
 {
@@ -189,8 +199,7 @@ static void store_deadline(ticker_state *ticker, PyThreadState *self, const sche
     }
     ticker_state_count(ticker, COUNTERS_due, tick->skipped + 1);
     atomic_store(&ticker->pending.period_ns, tick->period_ns);
-    long long no_wait = 0; /* otherwise the previous deadline still waits: the wait began there */
-    (void)atomic_compare_exchange_strong(&ticker->pending.since_ns, &no_wait, monotonic_ns());
+    begin_wait(ticker);
     int64_t previous_ns =
         atomic_exchange(&ticker->pending.deadline_ns, tick->is_focused ? -tick->deadline_ns : tick->deadline_ns);
     if (previous_ns != 0 && previous_ns != LOOK_DUE) {
@@ -199,14 +208,15 @@ static void store_deadline(ticker_state *ticker, PyThreadState *self, const sche
     ticker_state_count(ticker, COUNTERS_missed, missed);
 }
 
-/* Return true if no other thread has run since the last deadline of a look: then event loops are as they were. So an
- * idle process has nothing of looks but these readings. */
+/* Return true if no other thread has run since before the last look: then event loops are as they were. So an idle
+ * process has nothing of looks but these readings. The clock of the process is late by the current tick of threads
+ * that run on other processors. */
 static bool is_quiet(ticker_state *ticker)
 {
     int64_t cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - clock_ns(CLOCK_THREAD_CPUTIME_ID);
     bool has_run = cpu_ns - ticker->loop.others_cpu_ns >= QUIET_NS;
-    ticker->loop.others_cpu_ns = cpu_ns;
-    if (has_run || atomic_load(&ticker->loop.needs_look)) {
+    if (has_run || atomic_load(&ticker->loop.needs_look) || atomic_load(&ticker->pending.deadline_ns) != 0) {
+        ticker->loop.others_cpu_ns = cpu_ns; /* a look follows */
         return false;
     }
     atomic_store(&ticker->loop.quiet_until_ns, clock_ns(CLOCK_BOOTTIME));
@@ -217,6 +227,7 @@ static bool is_quiet(ticker_state *ticker)
 static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedule_tick *tick)
 {
     long long nothing = 0; /* otherwise a capture is due, which looks as well */
+    int64_t until_ns = tick->next_ns;
     if (!tick->is_look) {
         store_deadline(ticker, self, tick);
     }
@@ -224,15 +235,17 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
         return;
     }
     else {
+        begin_wait(ticker);
         (void)atomic_compare_exchange_strong(&ticker->pending.deadline_ns, &nothing, LOOK_DUE);
     }
     if (COMPAT_ANY_THREAD_RUNS_CALLS) {
+        until_ns = tick->is_look ? min_ns(until_ns, monotonic_ns() + MAX_LOOK_WAIT_NS) : until_ns;
         post_pending_call(ticker);
-        wait_for_capture(ticker, self, tick->period_ns, tick->next_ns);
+        wait_for_capture(ticker, self, tick->period_ns, until_ns);
     }
-    if (atomic_load(&ticker->pending.deadline_ns) != 0 && monotonic_ns() < tick->next_ns
-        && !ticker_state_is_ended(ticker) && !compat_is_finalizing()) {
-        capture_in_loop(ticker, self, tick->period_ns, tick->next_ns);
+    if (atomic_load(&ticker->pending.deadline_ns) != 0 && monotonic_ns() < until_ns && !ticker_state_is_ended(ticker)
+        && !compat_is_finalizing()) {
+        capture_in_loop(ticker, self, tick->period_ns, until_ns);
     }
     pthread_cond_broadcast(&ticker->loop.changed);
 }
@@ -247,7 +260,8 @@ static void run_loop(ticker_state *ticker, PyThreadState *self)
         }
         handle_tick(ticker, self, &tick);
     }
-    if (atomic_exchange(&ticker->pending.deadline_ns, 0) != 0) {
+    int64_t left_ns = atomic_exchange(&ticker->pending.deadline_ns, 0);
+    if (left_ns != 0 && left_ns != LOOK_DUE) {
         ticker_state_count(ticker, COUNTERS_missed, 1);
     }
 }

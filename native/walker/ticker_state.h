@@ -240,10 +240,11 @@ typedef struct {
 
 /* ticker_loop.c: the due capture, until a thread takes its deadline out. Atomic. */
 typedef struct {
-    atomic_llong deadline_ns; /* negative if it is a focused one; LOOK_DUE; 0: none */
-    atomic_llong period_ns;   /* distance from the previous deadline of its kind; set before deadline_ns */
-    atomic_llong since_ns;    /* when the first of the deadlines without a capture was stored; 0: none */
-    atomic_bool is_posted;    /* a pending call is in the queue */
+    atomic_llong deadline_ns;         /* negative if it is a focused one; LOOK_DUE; 0: none */
+    atomic_llong period_ns;           /* distance from the previous deadline of its kind; set before deadline_ns */
+    atomic_llong since_ns;            /* when the first of the deadlines that no thread has taken was stored; 0: none */
+    _Atomic(const void *) gil_holder; /* at that time; only compared */
+    atomic_bool is_posted;            /* a pending call is in the queue */
 } pending_capture;
 
 #define LOOK_DUE INT64_MIN /* no capture, only a look at event loops */
@@ -259,10 +260,10 @@ typedef struct {
     /* The filter may have traces. Set under mutex, unset by a capture that finds none. */
     atomic_bool may_have_traces;
     atomic_bool has_full_captures; /* captures of all threads are scheduled; set under mutex */
-    atomic_bool has_loops;         /* the last look has found event loops that run */
+    atomic_bool has_loops;         /* looks have found event loops that run, not long ago */
     atomic_bool needs_look;        /* it has seen a stretch of a loop for the first time */
     atomic_llong quiet_until_ns;   /* up to this instant, on the boot-time clock, no thread has run since that look */
-    int64_t others_cpu_ns; /* CPU time of all other threads at the last deadline of a look; of the loop's thread */
+    int64_t others_cpu_ns; /* CPU time of all other threads when a look was last asked for; of the loop's thread */
 } ticker_loop;
 
 typedef struct loop_watch loop_watch;
@@ -329,7 +330,7 @@ PyObject *read_attribute(PyObject *object, PyObject *name);
 /* capture.c: takes snapshots, and looks at event loops. GIL held. Deadline 0: now. `gil_holder` counts as running, and is only
  * compared. False: no snapshot was taken. */
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder);
-void capture_look(ticker_state *ticker); /* only look */
+void capture_look(ticker_state *ticker, const PyThreadState *gil_holder); /* only look */
 /* False: `thread` is not set. A stack that is one of `recent` is shared. */
 bool capture_calling_thread(ticker_state *ticker, raw_thread *thread, recent_stacks *recent);
 raw_stack *stack_new(ticker_state *ticker, const raw_frame *frames, size_t depth, bool truncated); /* NULL: no memory */
@@ -355,7 +356,6 @@ void ticker_state_release_all(ticker_state *ticker);
 int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg);
 int thread_traverse(const raw_thread *thread, visitproc visit, void *arg);
 int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg);
-int thread_traverse(const raw_thread *thread, visitproc visit, void *arg);
 
 /* convert.c: makes Python values, on the worker thread. GIL held. New references. */
 PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, raw_snapshot *snapshot); /* steals it */

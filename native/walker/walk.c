@@ -158,24 +158,26 @@ static walk_result walk_threads(ticker_state *ticker, bool is_focused, const PyT
     return WALKED;
 }
 
-size_t walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS])
+bool walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS], const PyThreadState *gil_holder, size_t *count)
 {
-    size_t count = 0;
+    *count = 0;
     if (atomic_load(&ticker->loop.is_closed) || !compat_lock_head()) {
-        return 0;
+        return false;
     }
-    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL && count < MAX_LOOPS;
+    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL && *count < MAX_LOOPS;
          state = state->next) {
         PyObject *loop = is_lost_in_fork(state) ? NULL : compat_running_loop(state, ticker->names[NAME_RUNNING_LOOP]);
         if (loop != NULL && loop != Py_None) {
-            loops[count].loop = loop;
-            loops[count].task = compat_running_task(state);
-            loops[count].thread = (scratch_thread){.first = 0};
-            read_identity(&loops[count++].thread, state, NULL);
+            loops[*count].loop = loop;
+            loops[*count].task = compat_running_task(state);
+            loops[*count].thread = (scratch_thread){.first = 0};
+            read_identity(&loops[*count].thread, state, NULL);
+            loops[*count].thread.is_gil_holder = state == gil_holder;
+            (*count)++;
         }
     }
     compat_unlock_head();
-    return count;
+    return true;
 }
 
 size_t walk_tops(ticker_state *ticker, thread_top *tops, size_t capacity)

@@ -41,6 +41,11 @@ def block() -> None:
     time.sleep(BLOCK_S * 3 / 4)
 
 
+def block_in_c() -> None:
+    """Block in one call that keeps the GIL, so that nothing else runs meanwhile."""
+    ctypes.PyDLL(None).usleep(int(BLOCK_S * 1e6))
+
+
 async def serve() -> None:
     """Keep the loop busy with short steps of one task for a second, then block it four times."""
     until = time.monotonic() + 1
@@ -56,7 +61,7 @@ async def serve() -> None:
         with trace.get_tracer("loop").start_as_current_span("GET /report") as span:
             spans.append(f"{span.get_span_context().span_id:016x}")
             began_ns = time.monotonic_ns()
-            block()
+            block_in_c() if number == 1 else block()
             blocked_ns += time.monotonic_ns() - began_ns
         await asyncio.sleep(0.02)
     say("blocked", {"spans": spans, "ns": blocked_ns})

@@ -67,6 +67,10 @@ class BlockedLoopSource(EventSource):
         """Stop recording."""
         self._is_recording = False
 
+    def stretch(self, ratio: float) -> None:
+        """Look at the loops less often by this ratio than at the start."""
+        self._ticker.stretch_looks(ratio)
+
     def drain(self) -> Sequence[RawEvent]:
         """Return the callbacks that have ended, and each second those that have not."""
         if self._is_recording and not self._is_watching:

@@ -15,7 +15,7 @@ from splunk_profiler.config import Config
     [
         (1000, 100, "for 100 to 200 ms"),
         (10, 100, "for 100 to 120 ms"),
-        (1000, 4, "for 4 to 14 ms"),
+        (1000, 4, "for 4 to 24 ms"),
         (20, 0, "SPLUNK_PROFILER_LOOP_BLOCKED_MS=0"),
     ],
 )

@@ -6,28 +6,24 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, NoReturn
 
 import pytest
 
 from splunk_profiler.capture.events.blocked_loops import (
     LOOP_BLOCKED,
-    BlockedLoopSource,
     is_in_callback,
     make_blocked_loop_source,
 )
-from splunk_profiler.capture.walker import choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.raw import RawEvent
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 pytest.importorskip("_asyncio", reason="asyncio has no tasks of C here")
+from loop_bench import LABELS, SECOND_NS, Bench, functions, new_event_loop, run
 
-LABELS: ContextVar[Any] = ContextVar("labels")
-SECOND_NS = 1_000_000_000
 MAIN = ("__main__", "main")
 RUNNER = ("asyncio.runners.Runner", "run")
 STEP = ("asyncio.base_events.BaseEventLoop", "_run_once")
@@ -36,45 +32,6 @@ HANDLE = ("asyncio.events.Handle", "_run")
 SELECT = ("selectors.EpollSelector", "select")
 ASYNCIO = [RUNNER, ("asyncio.base_events.BaseEventLoop", "run_until_complete"), FOREVER, STEP]
 UVLOOP = [RUNNER]
-
-
-class Bench:
-    """A source of callbacks that take a nanosecond or longer, and its ticker, which looks when it is told to."""
-
-    def __init__(self, threshold_ns: int = 1) -> None:
-        ticker: Any = make_ticker(choose_walker("native"), ContextVar("unused"), lambda _: None, 20, labels_var=LABELS)
-        self.ticker = ticker
-        self.source = BlockedLoopSource(ticker, threshold_ns)
-        self.source.start()
-        self.source.drain()
-
-    def look(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.ticker.capture()
-            self.ticker.drain(0)
-
-    def found(self) -> list[tuple[str, str]]:
-        """Return the task and the function of each event, of this module's functions."""
-        return [(dict(event.labels).get("task.name", ""), functions(event)[0]) for event in self.source.drain()]
-
-
-def functions(event: RawEvent) -> list[str]:
-    frames = event.thread.stack.frames
-    return [frame.function.rpartition(".")[2] for frame in frames if frame.namespace.startswith(__name__)]
-
-
-def new_event_loop(library: str) -> asyncio.AbstractEventLoop:
-    module = pytest.importorskip(library, reason=f"{library} is not installed for this interpreter")
-    loop: asyncio.AbstractEventLoop = module.new_event_loop()
-    return loop
-
-
-def run(make: Callable[[], Awaitable[Any]], loop: asyncio.AbstractEventLoop | None = None) -> None:
-    loop = loop or asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(make())
-    finally:
-        loop.close()
 
 
 @pytest.fixture

@@ -1,0 +1,96 @@
+"""Looks at event loops between captures, by a ticker that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
+pytest.importorskip("_asyncio", reason="asyncio has no tasks of C here")
+from loop_bench import SECOND_NS, Bench, functions, run
+
+
+@contextmanager
+def looking_by_itself(threshold_ns: int) -> Iterator[Bench]:
+    """A bench whose ticker runs: it captures once in ten seconds, and looks in between."""
+    bench = Bench(threshold_ns)
+    thread = threading.Thread(target=bench.ticker.run, args=(10 * SECOND_NS,))
+    thread.start()
+    yield bench
+    bench.ticker.stop()
+    thread.join()
+
+
+def spin(seconds: float) -> None:
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        pass
+
+
+def rest(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def keep_gil(seconds: float) -> None:
+    """Stay in C code that keeps the GIL: nothing can look meanwhile."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def test_each_callback_is_blamed_for_its_own_time_between_captures() -> None:
+    took_s: dict[str, float] = {}
+
+    async def block(how: Callable[[float], None]) -> None:
+        await asyncio.sleep(0.05)
+        began_s = time.monotonic()
+        how(0.6)
+        took_s[how.__name__] = time.monotonic() - began_s
+
+    async def serve() -> None:
+        for how in (spin, keep_gil, rest):
+            await asyncio.create_task(block(how), name=how.__name__)
+        await asyncio.sleep(0.05)
+
+    with looking_by_itself(100_000_000) as bench:
+        run(serve)
+    events = bench.source.drain()
+    assert [dict(event.labels).get("task.name") for event in events] == ["spin", "keep_gil", "rest"]
+    assert [functions(event)[0] for event in events] == ["spin", "keep_gil", "rest"]
+    for event in events:
+        name = dict(event.labels)["task.name"]
+        assert 100_000_000 <= event.event.amount <= (took_s[name] + 0.4) * 1e9
+    counters = bench.ticker.counters()
+    assert (counters.due, counters.missed) == (0, 0), "looks are no captures"
+    assert counters.look_ns_sum > 0
+
+
+def test_loops_of_one_request_each_are_looked_at() -> None:
+    async def block() -> None:
+        rest(0.5)
+
+    with looking_by_itself(100_000_000) as bench:
+        for _ in range(3):
+            run(block)
+            rest(0.06)
+    assert [functions(event)[0] for event in bench.source.drain()] == ["rest"] * 3
+
+
+def test_looks_are_as_rare_as_the_limit_wants_them() -> None:
+    async def block() -> None:
+        rest(0.5)
+
+    with looking_by_itself(100_000_000) as bench:
+        for ratio in (1e9, 200.0):
+            bench.source.stretch(ratio)
+            run(block)
+    assert bench.source.drain() == []
+    for wrong in (0.5, float("nan")):
+        with pytest.raises(ValueError, match="ratio must be at least 1"):
+            bench.ticker.stretch_looks(wrong)
+    with pytest.raises(TypeError):
+        bench.ticker.stretch_looks("2")
