@@ -134,6 +134,7 @@ def no_error_on_the_console(page: Page) -> Iterator[None]:
     page.problems.clear()
     yield
     assert not page.problems
+    page.do("Page.navigate", url="about:blank")  # a page that is left goes on asking its server for news
 
 
 @pytest.fixture(scope="session")
