@@ -223,11 +223,12 @@ static bool has_new_stretch(const loop_watch *watch)
     return false;
 }
 
-/* Return for how long one thread has kept the GIL from the time at which the look was asked for; 0: not for long. */
+/* Return for how long one thread has kept the GIL from the time at which the look was asked for; 0: not for long, or not
+ * known. Before CPython 3.12 the look is no pending call, which comes first: another callback may have begun. */
 static int64_t gil_held_ns(ticker_state *ticker, const PyThreadState *gil_holder, int64_t since_ns, int64_t now_ns)
 {
-    bool is_held = since_ns > 0 && now_ns - since_ns >= MIN_LOOK_NS && gil_holder != NULL
-                   && gil_holder == atomic_load(&ticker->pending.gil_holder);
+    bool is_held = COMPAT_ANY_THREAD_RUNS_CALLS && since_ns > 0 && now_ns - since_ns >= MIN_LOOK_NS
+                   && gil_holder != NULL && gil_holder == atomic_load(&ticker->pending.gil_holder);
     return is_held ? now_ns - since_ns : 0;
 }
 

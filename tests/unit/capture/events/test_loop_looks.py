@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -59,8 +60,10 @@ def test_each_callback_is_blamed_for_its_own_time_between_captures() -> None:
     with looking_by_itself(100_000_000) as bench:
         run(serve)
     events = bench.source.drain()
-    assert [dict(event.labels).get("task.name") for event in events] == ["spin", "keep_gil", "rest"]
-    assert [functions(event)[0] for event in events] == ["spin", "keep_gil", "rest"]
+    # Before CPython 3.12 no pending call waits for the end of C code.
+    expected = ["spin", "keep_gil", "rest"] if sys.version_info >= (3, 12) else ["spin", "rest"]
+    assert [functions(event)[0] for event in events] == expected
+    assert [dict(event.labels).get("task.name") for event in events] == expected
     for event in events:
         name = dict(event.labels)["task.name"]
         assert 100_000_000 <= event.event.amount <= (took_s[name] + 0.4) * 1e9
