@@ -172,7 +172,7 @@ bool append_item(PyObject **list, PyObject *item)
     return appended;
 }
 
-static PyObject *new_ref_or_none(PyObject *object)
+PyObject *new_ref_or_none(PyObject *object)
 {
     return Py_NewRef(object != NULL ? object : Py_None);
 }

@@ -311,11 +311,6 @@ int loops_traverse(const loop_watch *watch, visitproc visit, void *arg)
     return stop;
 }
 
-static PyObject *none_for_null(PyObject *object)
-{
-    return Py_NewRef(object == NULL ? Py_None : object);
-}
-
 /* Return a new reference. */
 static PyObject *convert_stretch(ticker_state *ticker, const module_state *module, const stretch *ended)
 {
@@ -326,8 +321,8 @@ static PyObject *convert_stretch(ticker_state *ticker, const module_state *modul
     PyObject *items[] = {
         [BLOCK_time_ns] = PyLong_FromLongLong(ended->time_ns),
         [BLOCK_thread] = thread,
-        [BLOCK_task_name] = none_for_null(ended->names.given),
-        [BLOCK_coroutine_name] = none_for_null(ended->names.coroutine),
+        [BLOCK_task_name] = new_ref_or_none(ended->names.given),
+        [BLOCK_coroutine_name] = new_ref_or_none(ended->names.coroutine),
         [BLOCK_duration_ns] = PyLong_FromLongLong(ended->until_ns - ended->since_ns),
         [BLOCK_is_continued] = PyBool_FromLong(ended->is_continued),
     };

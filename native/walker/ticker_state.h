@@ -327,8 +327,8 @@ bool filter_is_empty(const ticker_state *ticker);
  * Python code. */
 PyObject *read_attribute(PyObject *object, PyObject *name);
 
-/* capture.c: takes snapshots, and looks at event loops. GIL held. Deadline 0: now. `gil_holder` counts as running, and is only
- * compared. False: no snapshot was taken. */
+/* capture.c: takes snapshots, and looks at event loops. GIL held. Deadline 0: now. `gil_holder` counts as running, and
+ * is only compared. False: no snapshot was taken. */
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder);
 void capture_look(ticker_state *ticker, const PyThreadState *gil_holder); /* only look */
 /* False: `thread` is not set. A stack that is one of `recent` is shared. */
@@ -361,6 +361,7 @@ int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg);
 PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, raw_snapshot *snapshot); /* steals it */
 PyObject *convert_stack(ticker_state *ticker, raw_stack *stack); /* a reference borrowed from `stack` */
 PyObject *convert_thread(ticker_state *ticker, const module_state *module, const raw_thread *thread);
+PyObject *new_ref_or_none(PyObject *object); /* of None for NULL */
 void frame_cache_clear(frame_cache *cache);
 
 /* raw_threads.c: the threads of a snapshot as a Python sequence. GIL held. */

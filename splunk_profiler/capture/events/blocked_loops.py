@@ -6,7 +6,6 @@ for work, and finds the names of tasks. Runs on the sampling worker's thread.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -79,8 +78,8 @@ class BlockedLoopSource(EventSource):
         return [_make_event(block) for block in blocks if block.thread.stack.derive(is_in_callback)]
 
     def _watch(self) -> None:
-        asyncio_in_c = sys.modules.get("_asyncio")
-        if asyncio_in_c is not None and self._loops.can_read(asyncio_in_c):
+        asyncio_in_c = self._loops.asyncio_in_c()
+        if asyncio_in_c is not None:
             current_tasks = getattr(asyncio_in_c, "_current_tasks", None)
             self._ticker.watch_loops(self._threshold_ns, current_tasks, asyncio_in_c.Task)
             self._is_watching = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from types import CodeType, CoroutineType, GeneratorType, ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.system.guard import logger
@@ -29,10 +29,14 @@ class RunningLoops:
 
     def list(self) -> list[tuple[Any, int]]:
         """Return each loop and the `RawThread.key` of its thread; none where asyncio has no tasks in C."""
-        asyncio_in_c = sys.modules.get("_asyncio")
-        return [] if asyncio_in_c is None or not self.can_read(asyncio_in_c) else self._ticker.running_loops()
+        return [] if self.asyncio_in_c() is None else self._ticker.running_loops()
 
-    def can_read(self, asyncio_in_c: ModuleType) -> bool:
+    def asyncio_in_c(self) -> ModuleType | None:
+        """Return asyncio's module in C, if that is loaded and the walker reads its loops; else None."""
+        module = sys.modules.get("_asyncio")
+        return module if module is not None and self._can_read(module) else None
+
+    def _can_read(self, asyncio_in_c: ModuleType) -> bool:
         """Return True if the walker reads loops and coroutines right, as a trial on the calling thread shows once."""
         if self._reads_tasks is None:
             marker, generator, previous = object(), _suspended_generator(), asyncio_in_c._get_running_loop()
@@ -49,12 +53,6 @@ class RunningLoops:
 def given_name(task_type: Any, task: Any) -> str:
     """Return the name that a task was given; empty if it has the one that asyncio gives."""
     return shown_name(str.__str__(task_type.get_name(task)))  # a subclass could override its methods
-
-
-def coroutine_name(task_type: Any, task: Any) -> str:
-    """Return the qualified name of a task's coroutine; empty if it is of another type."""
-    coroutine = task_type.get_coro(task)
-    return shown_name(str.__str__(coroutine.__qualname__)) if type(coroutine) in (CoroutineType, GeneratorType) else ""
 
 
 def shown_name(name: str) -> str:
