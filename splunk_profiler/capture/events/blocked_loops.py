@@ -57,6 +57,7 @@ class BlockedLoopSource(EventSource):
         self._threshold_ns = threshold_ns
         self._loops = RunningLoops(ticker)
         self._is_recording = self._is_watching = False
+        self._ratio = 1.0
 
     def start(self) -> None:
         """Start recording."""
@@ -68,6 +69,7 @@ class BlockedLoopSource(EventSource):
 
     def stretch(self, ratio: float) -> None:
         """Look at the loops less often by this ratio than at the start."""
+        self._ratio = ratio
         self._ticker.stretch_looks(ratio)
 
     def drain(self) -> Sequence[RawEvent]:
@@ -82,6 +84,7 @@ class BlockedLoopSource(EventSource):
         if asyncio_in_c is not None:
             current_tasks = getattr(asyncio_in_c, "_current_tasks", None)
             self._ticker.watch_loops(self._threshold_ns, current_tasks, asyncio_in_c.Task)
+            self._ticker.stretch_looks(self._ratio)  # there was nothing to stretch yet
             self._is_watching = True
 
 

@@ -18,9 +18,9 @@ from loop_bench import SECOND_NS, Bench, functions, run
 
 
 @contextmanager
-def looking_by_itself(threshold_ns: int) -> Iterator[Bench]:
+def looking_by_itself(threshold_ns: int, ratio: float = 1.0) -> Iterator[Bench]:
     """A bench whose ticker runs: it captures once in ten seconds, and looks in between."""
-    bench = Bench(threshold_ns)
+    bench = Bench(threshold_ns, ratio)
     thread = threading.Thread(target=bench.ticker.run, args=(10 * SECOND_NS,))
     thread.start()
     yield bench
@@ -87,7 +87,8 @@ def test_looks_are_as_rare_as_the_limit_wants_them() -> None:
     async def block() -> None:
         rest(0.5)
 
-    with looking_by_itself(100_000_000) as bench:
+    with looking_by_itself(100_000_000, ratio=500.0) as bench:
+        run(block)
         for ratio in (1e9, 200.0):
             bench.source.stretch(ratio)
             run(block)
