@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.memory_profiles import MemoryProfiles
 from splunk_profiler.cli.profiles import Profiles
+from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.viewer.dumps import Call, Dump, parse
 from splunk_profiler.viewer.model import UNKNOWN_SPAN, SpanKey
 from splunk_profiler.viewer.otlp_files import (
@@ -30,7 +31,7 @@ from splunk_profiler.viewer.otlp_files import (
     parse_int,
     span_key,
 )
-from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, is_library
+from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 

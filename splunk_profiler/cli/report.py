@@ -20,8 +20,9 @@ from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.cli.store import DEFAULT_DIRECTORY
 from splunk_profiler.cli.terminal import Terminal, lines, make_console, text
+from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.pipeline.gil_waits import LONG_WAIT_NS
-from splunk_profiler.viewer.profile_messages import OUTSIDE, is_library
+from splunk_profiler.viewer.profile_messages import OUTSIDE
 
 _MAX_THREADS_SHOWN = 12
 _MAX_IDS_SHOWN = 5

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.formats.profile_proto import ProfileMessage
 
 PROFILE_FORMAT = "pprof-gzip-base64"
@@ -29,8 +29,6 @@ _GZIP = b"\x1f\x8b"
 APPLICATION = "application"
 _PROCESS_PREFIX = "[process]."
 _MAX_MESSAGE_BYTES = 256 << 20  # of an unpacked message: a guard against decompression bombs
-
-_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
 
 
 class ProfileError(ValueError):
@@ -155,8 +153,3 @@ def kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, 
     if file.startswith(("/", "<frozen")):
         return "library" if is_library(file) else APPLICATION, ""
     return "", ""
-
-
-def is_library(file: str) -> bool:
-    """Return True for code of Python's library or of an installed package, by the path of its file."""
-    return file.startswith("<frozen") or _LIBRARY.search(file) is not None

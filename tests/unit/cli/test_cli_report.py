@@ -17,7 +17,6 @@ from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.viewer.otlp_files import SourceError
-from splunk_profiler.viewer.profile_messages import is_library
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 BUSY = ("shop.pricing.rank(/srv/shop/pricing.py:9)", "shop.app.search(/srv/shop/app.py:4)")
@@ -316,18 +315,3 @@ def test_the_numbers_are_to_be_had_as_json(tmp_path: Path) -> None:
     }
     assert (data["samples_running"], data["by_span"]["GET /search"]["waiting_functions"]) == (1, [])
     assert data["record"]["as_received"]["spanId"] == "00000000000000aa"
-
-
-@pytest.mark.parametrize(
-    ("file", "library"),
-    [
-        ("/srv/shop/app.py", False),
-        ("/usr/lib/python3.11/threading.py", True),
-        ("/opt/venv/lib/python3.12/site-packages/anyio/_core.py", True),
-        ("/usr/lib/python3/dist-packages/click/core.py", True),
-        ("<frozen runpy>", True),
-        ("<string>", False),
-    ],
-)
-def test_library_code_is_recognised_by_its_path(file: str, library: bool) -> None:
-    assert is_library(file) == library

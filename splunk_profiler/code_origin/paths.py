@@ -1,0 +1,12 @@
+"""The owner of code, judged by the path of its file alone. Pure: reads nothing, knows nothing of this process."""
+
+from __future__ import annotations
+
+import re
+
+_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
+
+
+def is_library(file: str) -> bool:
+    """Return True for code of Python's library or of an installed package."""
+    return file.startswith("<frozen") or _LIBRARY.search(file) is not None
