@@ -32,7 +32,7 @@ from splunk_profiler.viewer.otlp_files import (
     parse_int,
 )
 from splunk_profiler.viewer.profile_messages import PROFILE_FORMAT, decode_body
-from splunk_profiler.viewer.records import RecordReader, Text, make_sender
+from splunk_profiler.viewer.records import RecordReader, Text, make_sender, text_weights
 
 _MAX_PROFILES = 2000
 _MAX_PROFILE_NS = MINUTE_NS  # so long before the spans in it a profile may begin
@@ -52,16 +52,17 @@ class _Texts(Found):
         for hash_, body in self.bodies.items():
             with suppress(ValueError):
                 texts[hash_] = reader.read_text(body)
-        for step_ns, service, version, host, pid, name, is_kept, trace, span, hash_, count, total_ms in self.rows:
+        for step_ns, service, version, host, pid, name, is_kept, trace, span, hash_, is_allocation, *sums in self.rows:
+            count, period_ms, allocated = map(int, sums)
             has_all_ids &= bool(is_kept)
             if (text := texts.get(hash_)) is None:
-                reader.unread += int(count)
+                reader.unread += count
                 continue
             reader.add_stack(
                 make_sender(service, version, host, pid),
                 text.stack,
                 int(step_ns),
-                {"samples": int(count), "wall": parse_int(int(total_ms) * 1_000_000)},
+                text_weights(bool(is_allocation), count, period_ms, parse_int(allocated)),
                 thread=text.thread,
                 state=text.state,
                 span=(trace, span),
@@ -96,14 +97,14 @@ class LogTable(SampleTable):
         return [self._ask_texts(part, period), *(self._ask_profiles(*each) for each in of_profiles)]
 
     def _ask_texts(self, part: Part, period: Period) -> _Texts:
-        period_ms = f"toUInt64OrZero({self._attribute('LogAttributes', 'source.event.period')})"
+        numbers = (self._attribute("LogAttributes", name) for name in ("source.event.period", "memory.allocated"))
         rows, bodies = self._count(
             self._records(part, period, is_text=True),
             part,
             period,
             stack=[_WITHOUT_NUMBERS],
-            columns=[],
-            sums=["count()", f"sum({period_ms})"],
+            columns=[f"{self._attribute('LogAttributes', DATA_TYPE)} = '{ALLOCATION}'"],
+            sums=["count()", *(f"sum(toUInt64OrZero({number}))" for number in numbers)],
         )
         return _Texts(rows, dict(bodies))
 
@@ -139,12 +140,11 @@ class LogTable(SampleTable):
     def _records(self, part: Part, period: Period, *, is_text: bool) -> Question:
         """Return what selects the records that are read."""
         formats = "'', 'text'" if is_text else f"'{PROFILE_FORMAT}'"
-        types = f"'', '{CPU}'" if is_text else f"'', '{CPU}', '{ALLOCATION}'"
         condition, parameters = self._scope(part, period)
         conditions = [
             condition,
             f"{self._attribute('LogAttributes', DATA_FORMAT)} IN ({formats})",
-            f"{self._attribute('LogAttributes', DATA_TYPE)} IN ({types})",
+            f"{self._attribute('LogAttributes', DATA_TYPE)} IN ('', '{CPU}', '{ALLOCATION}')",
             f"{self._attribute('LogAttributes', SOURCE)} != '{SNAPSHOT}'",
         ]
         return Question(" AND ".join(conditions), parameters)

@@ -63,7 +63,6 @@ class Recording:
         spans: by trace, then by their id.
         loaded: samples that were not added one by one.
         note: on what is missing; empty if nothing is.
-        text_allocations: records of allocations as text, which are left out.
     """
 
     def __init__(self) -> None:
@@ -82,7 +81,6 @@ class Recording:
         self.spans: dict[str, dict[str, Span]] = {}
         self.loaded: list[Columns] = []
         self.note = ""
-        self.text_allocations = 0
         self._builders: dict[tuple[str, ...], ColumnsBuilder] = {}
         self._last_rows = LatestAnswers[tuple[Selection, int], list[_Rows]](1)  # they are as many as there are samples
         self._last_labels = LatestAnswers[int, list[str]](1)
@@ -126,13 +124,8 @@ class Recording:
 
     def remarks(self) -> list[str]:
         """Return what is not shown."""
-        found, more = [], len(self._ranked_labels()) - _MAX_LABELS
-        if more > 0:
-            found.append(f"{more} labels are not among the filters: they are on the fewest samples.")
-        if self.text_allocations:
-            how = "profiles have them (SPLUNK_PROFILER_DATA_FORMAT=pprof-gzip-base64)"
-            found.append(f"{self.text_allocations} allocations as text are left out: {how}.")
-        return found
+        more = len(self._ranked_labels()) - _MAX_LABELS
+        return [f"{more} labels are not among the filters: they are on the fewest samples."] if more > 0 else []
 
     def add(self, sample: Sample) -> Place:
         """Add a sample; its values must be in `units`."""
@@ -155,7 +148,6 @@ class Recording:
     def clear_added(self) -> None:
         """Forget the samples that were added one by one."""
         self._builders.clear()
-        self.text_allocations = 0
 
     def columns(self) -> list[Columns]:
         """Return all samples."""

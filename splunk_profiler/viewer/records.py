@@ -40,7 +40,7 @@ from splunk_profiler.viewer.profile_messages import (
 from splunk_profiler.viewer.recording import IN_USE, Recording
 from splunk_profiler.viewer.recording import Place as SamplePlace
 
-_TEXT_UNITS = {"samples": "count", "wall": "nanoseconds"}
+_TEXT_UNITS = {"samples": "count", "wall": "nanoseconds", "alloc_space": "bytes"}
 _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
 # Labels that have a facet of their own, and ids.
 _NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.name", "thread.state", "trace_id"}
@@ -62,6 +62,11 @@ def make_sender(service: str, version: str, host: str, pid: str) -> Sender:
     """Return the sender with these attributes of its resource, which may be empty."""
     service = service or UNKNOWN_SERVICE
     return Sender(service, version, " ".join(part for part in (service, host, pid) if part))
+
+
+def text_weights(is_allocation: bool, count: int, period_ms: int, allocated: int) -> dict[str, int]:
+    """Return the weights of samples as text: of allocations the bytes that they stand for, of others their time."""
+    return {"alloc_space": allocated} if is_allocation else {"samples": count, "wall": parse_int(period_ms * 1_000_000)}
 
 
 def sender_of(resource: dict[str, Any]) -> Sender:
@@ -253,15 +258,13 @@ class RecordReader:
         try:
             if described.get(DATA_FORMAT) == PROFILE_FORMAT:
                 self.add_message(sender, decode_body(body))
-            elif data_type == CPU:
-                period_ms = parse_int(described.get("source.event.period"))
-                weights = {"samples": 1, "wall": parse_int(period_ms * 1_000_000)}
+            else:
+                period_ms, allocated = map(parse_int, map(described.get, ("source.event.period", "memory.allocated")))
+                weights = text_weights(data_type == ALLOCATION, 1, period_ms, allocated)
                 time_ns, text = parse_int(record.get("timeUnixNano")), self.read_text(body)
                 self.add_stack(
                     sender, text.stack, time_ns, weights, thread=text.thread, state=text.state, span=span_key(record)
                 )
-            else:
-                self.recording.text_allocations += 1
         except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
             self.unread += 1
 

@@ -29,6 +29,17 @@ def sample_line(
     return _log_line(service, record)
 
 
+def allocation_line(allocated: int, *, time_ns: int = 5_000_000_000) -> str:
+    """Return a sampled allocation that stands for so many bytes."""
+    described: list[dict[str, Any]] = [
+        {"key": "profiling.data.type", "value": _text("allocation")},
+        {"key": "memory.allocated", "value": {"intValue": str(allocated)}},
+    ]
+    request = json.loads(sample_line(time_ns=time_ns))
+    request["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]["attributes"] = described
+    return json.dumps(request) + "\n"
+
+
 def profile_line(body: str, *, service: str = "shop", time_ns: int = 5_000_000_000) -> str:
     """Return a profile; `body` is gzip in base64."""
     described = {"profiling.data.format": "pprof-gzip-base64", "profiling.data.type": "cpu"}

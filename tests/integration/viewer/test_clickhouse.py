@@ -12,7 +12,7 @@ from clickhouse_tables import ORDERS, PASSWORD, Database
 from command_line import UNREACHABLE_URL, collect_batch, splunk_profiler
 from faulty_relay import FAULTS, run_relay
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
-from saved_samples import SPAN, TRACE, profile_line, sample_line, span_line
+from saved_samples import SPAN, TRACE, allocation_line, profile_line, sample_line, span_line
 
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
@@ -115,6 +115,18 @@ def test_a_light_trace_is_read_when_it_is_asked_for(database: Database) -> None:
     assert [row[:3] + row[6:7] for row in answer["rows"]] == [[SPAN, 0, "light", 1]]
     assert Answers(shown).flame(chosen, inverted=False)["total"] == 1
     assert Answers(shown).flame(SAMPLES, inverted=False)["total"] == 301
+
+
+@pytest.mark.parametrize("order", ["by_timestamp_time", "json"])
+def test_allocations_as_text_are_added_up_in_the_database(database: Database, order: str) -> None:
+    database.make_tables(order)
+    start_ns = now_ns(600) // 30_000_000_000 * 30_000_000_000
+    database.insert([sample_line(time_ns=start_ns), *(allocation_line(each, time_ns=start_ns) for each in (700, 4096))])
+    shown = ClickHouse(database.address, database.environment)
+    assert shown.recording.count() == 2
+    assert shown.recording.weights(Selection("alloc_space")).sum() == 4796
+    assert shown.recording.weights(SAMPLES).sum() == 1
+    assert shown.unread == 0
 
 
 def test_requests_are_counted_in_the_database(database: Database) -> None:

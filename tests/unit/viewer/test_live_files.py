@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
-from saved_samples import TRACE, append, profile_line, sample_line, span_line
+from saved_samples import TRACE, allocation_line, append, profile_line, sample_line, span_line
 
 from splunk_profiler.formats.pprof import encode_whole
 from splunk_profiler.model import Aggregate, UnattributedReason
@@ -124,21 +123,15 @@ def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_pa
     assert files.version == version
 
 
-def test_allocations_as_text_are_counted_and_how_to_see_them_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "logs.jsonl"
-    described = {"key": "profiling.data.type", "value": {"stringValue": "allocation"}}
-    request = json.loads(sample_line())
-    request["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]["attributes"].append(described)
-    path.write_text(2 * (json.dumps(request) + "\n"), "utf-8")
-    files = LiveFiles(path)
-    assert (endpoints(files), files.unread) == ({}, 0)
-    assert files.note == (
-        "2 allocations as text are left out: profiles have them (SPLUNK_PROFILER_DATA_FORMAT=pprof-gzip-base64)."
-    )
-    append(path, sample_line())
-    assert (sum(endpoints(files).values()), files.note.partition(" ")[0]) == (1, "2")
-    path.write_text(sample_line(), "utf-8")
-    assert (sum(endpoints(files).values()), files.note) == (1, "")
+def test_allocations_as_text_are_shown_by_the_bytes_they_stand_for(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text(allocation_line(700) + sample_line() + allocation_line(4096), "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert files.recording.values == {"samples", "wall", "alloc_space"}
+    assert files.recording.units["alloc_space"] == "bytes"
+    assert files.recording.weights(Selection("alloc_space")).sum() == 4796
+    assert sum(endpoints(files).values()) == 1
+    assert (files.unread, files.note) == (0, "")
 
 
 def test_a_source_without_files_is_an_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from permissions import mode
 from sample_stores import NOON_NS, WALL, put, rows, writing
-from saved_samples import SPAN, TRACE, sample_line, span_line
+from saved_samples import SPAN, TRACE, allocation_line, sample_line, span_line
 
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
@@ -29,6 +29,7 @@ def of(recording: Recording) -> dict[str, object]:
         "values": (recording.values, recording.units),
         "period": recording.period_ns(),
         "facets": {name: dict(found.values) for name, found in recording.facet_values(WALL).items()},
+        "allocated": recording.weights(Selection("alloc_space")).sum(),
         "top": {(recording.functions[row.function], row.own, row.total) for row in top},
         "timeline": recording.timeline(WALL, "endpoint", 5),
     }
@@ -42,6 +43,7 @@ def lines() -> list[str]:
         hostile,
         span_line("GET /", times_ns=(NOON_NS, NOON_NS + 10), host_stacks=("q83vEg==",)),
         sample_line(time_ns=NOON_NS - 3 * HOUR_NS),
+        allocation_line(4096, time_ns=NOON_NS + 7),
     ]
 
 
