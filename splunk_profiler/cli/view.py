@@ -115,8 +115,7 @@ def view(  # noqa: PLR0917
     if not is_address(source):
         refuse_options_of_clickhouse(source)
     if store is not None:
-        save_store(source, store)
-        print_line(f"saved in {store}")
+        print_saved(store, save_store(source, store))
         return
     shown: Source
     if is_address(source):
@@ -129,7 +128,7 @@ def view(  # noqa: PLR0917
     answers = Answers(shown)
     if file is not None:
         write_page(answers, file)
-        print_line(f"saved in {file}")
+        print_saved(file, shown)
         return
     opens = is_desktop(environment()) if opens is None else opens
     serve_page(answers, f"{shown.name} is shown at", host=host, port=port, allowed=allowed, opens=opens)
@@ -228,8 +227,15 @@ def serve_page(
             serve(make_app(answers, own_origins(host, actual_port, allowed)), listener)
 
 
-def save_store(source: str, path: Path) -> None:
-    """Add all of a directory, a file or a kept stream to a store.
+def print_saved(path: Path, source: Source) -> None:
+    """Print where a source was saved, and, to standard error, what of it is missing there."""
+    print_line(f"saved in {path}")
+    if source.note:
+        print_line(source.note, error=True)
+
+
+def save_store(source: str, path: Path) -> Source:
+    """Add all of a directory, a file or a kept stream to a store, and return what was added.
 
     Raises:
         SourceError, CommandError: one cannot be read, or the other not be written.
@@ -245,6 +251,7 @@ def save_store(source: str, path: Path) -> None:
         writer.add(files.recording)
     finally:
         writer.close()
+    return files
 
 
 def write_page(answers: Answers, file: Path) -> None:

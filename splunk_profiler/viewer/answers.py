@@ -61,7 +61,6 @@ class Answers:
                 "source": self._live.name,
                 "version": self._live.version,
                 "follows": self._live.follows,
-                "unread": self._live.unread,
                 "note": self._live.note,
             }
 

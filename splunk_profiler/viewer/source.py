@@ -29,8 +29,9 @@ class Source:
 
     @property
     def note(self) -> str:
-        """Remarks on what is missing besides `unread`; empty if nothing is."""
-        return " ".join(filter(None, (self.remark, *self.recording.remarks())))
+        """Remarks on what is missing; empty if nothing is."""
+        unread = f"{self.unread:,} record{'s'[: self.unread > 1]} could not be read." if self.unread else ""
+        return " ".join(filter(None, (unread, self.remark, *self.recording.remarks())))
 
     def refresh(self) -> None:
         """Read what has been added since.

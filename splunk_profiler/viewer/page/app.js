@@ -253,8 +253,7 @@ function leaveFunction() {
 function fillHead() {
   fillNotices();
   byId("source").textContent = byId("source").title = clean(overview.source);
-  const unread = overview.unread ? `${overview.unread.toLocaleString()} records could not be read. ` : "";
-  say(byId("note"), unread + clean(overview.note));
+  say(byId("note"), clean(overview.note));
   byId("note").hidden = !byId("note").textContent;
   const options = overview.values.map(({ name }) => [name, NAMES[name] ?? name.replaceAll("_", " ")]);
   fillSelect(byId("value"), options, value());

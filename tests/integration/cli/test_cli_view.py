@@ -53,6 +53,14 @@ def test_the_error_names_the_file_and_ends_the_command(tmp_path: Path) -> None:
         assert not (tmp_path / "target").exists()
 
 
+@pytest.mark.parametrize("option", ["--html", "--store"])
+def test_what_is_missing_in_what_was_saved_is_said(tmp_path: Path, option: str) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line() + "not JSON\n" * 1200, "utf-8")
+    ended = splunk_profiler("view", tmp_path, option, tmp_path / "target")
+    assert (ended.returncode, ended.stdout) == (0, f"saved in {tmp_path / 'target'}\n")
+    assert ended.stderr == "1,200 records could not be read.\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "is_shown"),
     [
