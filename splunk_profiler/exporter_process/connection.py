@@ -4,8 +4,8 @@ Runs on one thread of the profiler at a time. Needs the native walker, whose cal
 
 The socket has an abstract name: a digest of the token of the tree of processes, and the user. All processes of the tree
 with the same user find one exporter by it. Whoever finds none binds the name and starts one; the kernel lets only one
-succeed. Names are public, and free after an exporter's end. So an exporter that another process has started gets only a
-challenge until it has proved that it knows the token. Then the host's proof comes first, before the stream.
+succeed. Names are public, and free after an exporter's end. So an exporter that neither this process nor its parent has
+started gets only a challenge until it has proved that it knows the token. The host's proof comes before the stream.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ExporterConnection:
 
     @property
     def is_trusted(self) -> bool:
-        """True if the exporter may get the stream: it was started here, or has given the right answer."""
+        """True if the exporter may get the stream: it was started here or by the parent, or has proved itself."""
         return self._socket is not None and self._is_trusted
 
     def send(self, data: bytes) -> bool:
@@ -227,7 +227,7 @@ class ExporterConnection:
     def _connect(self) -> None:
         with self._new_socket() as made:
             made.connect(self.name)
-            _, uid = read_peer(made)
+            pid, uid = read_peer(made)
             if uid != os.geteuid():
                 self._token = os.urandom(16).hex()
                 raise PermissionError(errno.EPERM, f"the exporter's name was taken by user {uid}")
@@ -236,7 +236,9 @@ class ExporterConnection:
             self._unsent[:0] = prove_host(self._token, challenge)
             self._answer = prove_exporter(self._token, challenge)
             self._answer_due_s = self._clock() + MAX_ANSWER_S * (1 + self._silences)
-            self._is_trusted = self._listener is not None  # the name is ours then
+            # The name is ours, or our parent's: a child may end before an exporter that is starting answers. 0 is any
+            # process outside of our namespace of process ids.
+            self._is_trusted = self._listener is not None or 0 < pid == os.getppid()
             self._socket = _OwnedSocket(made)
         self._has_been_connected, self.failure = True, ""
         self._next_connection_s = self._clock() + _FIRST_PAUSE_S

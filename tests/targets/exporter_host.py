@@ -158,6 +158,9 @@ def fork_beside_stopped_exporter() -> None:
     os.kill(exporter, signal.SIGSTOP)
     child = os.fork()
     if child == 0:
+        grandchild = os.fork()  # its parent has not started the exporter: it has to wait for the answer
+        if grandchild:
+            os._exit(os.waitpid(grandchild, 0)[1])
         taken = [connection.send(b"drop\n")]
         passed_s += MAX_ANSWER_S
         taken.append(connection.send(b"drop\n"))
@@ -170,6 +173,21 @@ def fork_beside_stopped_exporter() -> None:
         os._exit(0)
     say("status", os.waitpid(child, 0)[1])
     assert connection.close(30)
+
+
+def fork_and_end_before_exporter_runs() -> None:
+    exporter = exporter_pid(CONNECTION)
+    say("exporter", exporter)
+    os.kill(exporter, signal.SIGSTOP)
+    child = os.fork()
+    if child == 0:
+        sent = CONNECTION.send(b"last words\n")
+        confirmed = CONNECTION.close(0.1)
+        say("child", [sent, confirmed])
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.kill(exporter, signal.SIGCONT)
+    _greet("parent")
 
 
 def _find_obstacle() -> str:
@@ -225,6 +243,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "os.fork": lambda: fork_often(os.fork),
     "fork of C code": lambda: fork_often(ctypes.PyDLL(None).fork),
     "stopped exporter": fork_beside_stopped_exporter,
+    "late exporter": fork_and_end_before_exporter_runs,
     "chroot": start_in_chroot,
     "process 1": start_as_process_1,
     "another user": fork_to_another_user,

@@ -76,6 +76,13 @@ def test_forked_children_share_the_exporter_of_their_parent(scenario: str, tmp_p
     assert _noted(tmp_path) == sorted(["parent", *(f"child {number}" for number in range(50))])
 
 
+def test_child_that_ends_before_its_parents_exporter_runs_loses_nothing(tmp_path: Path) -> None:
+    with _hosting("late exporter", tmp_path) as host:
+        assert host.json("child") == [True, False]
+        assert host.finish() == 0
+    assert _noted(tmp_path) == ["last words", "parent"]
+
+
 def test_child_forked_beside_a_stopped_exporter_shares_it_afterwards() -> None:
     with _hosting("stopped exporter") as host:
         assert "does not answer" in host.line("silence")
