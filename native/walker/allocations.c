@@ -10,6 +10,7 @@
 #include "py_compat.h"
 
 #include "allocations.h"
+#include "events.h"
 #include "forks.h"
 
 #include <errno.h>
@@ -26,20 +27,15 @@
 #define MAX_CAPTURE_NS 50000     /* longer ones were interrupted: this is not CPU time */
 #define DORMANT_BYTES  (1 << 20) /* without a ticker: until a thread looks for one again */
 
-typedef struct raw_allocation {
-    struct raw_allocation *next;
-    void *memory;         /* only compared */
-    uint64_t id, live_id; /* live_id: at the drain; 0: the block is no longer in use */
-    int64_t time_ns;
+typedef struct {
+    raw_event event;                   /* first */
+    void *memory;                      /* only compared */
+    uint64_t id, live_id;              /* live_id: at the drain; 0: the block is no longer in use */
     uint64_t object_count, byte_count; /* allocations that it stands for */
-    raw_thread thread;
 } raw_allocation;
 
 /* GIL. */
 typedef struct allocation_log {
-    raw_allocation *oldest;
-    raw_allocation **end; /* where the next one is linked in */
-    size_t count;
     uint64_t last_id;
     recent_stacks stacks;
     live_heap *live; /* owned; NULL: blocks are not followed */
@@ -71,7 +67,7 @@ static double draw(void)
  * weight of the mean that its distance was drawn with. */
 static double current_mean(const ticker_state *ticker)
 {
-    size_t count = ticker == NULL ? 0 : ticker->allocations->count;
+    size_t count = ticker == NULL ? 0 : ticker->events[EVENT_ALLOCATION].count;
     double mean = (double)atomic_load_explicit(&sampling.mean_bytes, memory_order_relaxed);
     return count <= SAMPLES_AT_MEAN ? mean : ldexp(mean, (int)((count - SAMPLES_AT_MEAN) / SAMPLES_PER_DOUBLING));
 }
@@ -115,13 +111,10 @@ static uint64_t round_randomly(double value)
 static void append_sample(ticker_state *ticker, raw_allocation *kept, void *memory)
 {
     allocation_log *log = ticker->allocations;
-    kept->next = NULL;
     kept->memory = memory;
     kept->id = ++log->last_id;
-    kept->time_ns = clock_ns(CLOCK_REALTIME);
-    *log->end = kept;
-    log->end = &kept->next;
-    log->count++;
+    kept->event.time_ns = clock_ns(CLOCK_REALTIME);
+    events_append(ticker, EVENT_ALLOCATION, &kept->event);
     if (log->live != NULL && live_heap_add(log->live, memory, kept->id)) {
         ticker_state_count(ticker, COUNTERS_live_evicted, 1);
     }
@@ -131,12 +124,13 @@ static void keep_sample(ticker_state *ticker, void *memory, size_t size, double 
 {
     allocation_log *log = ticker->allocations;
     double probability = -expm1(-(double)size / mean);
-    raw_allocation *kept = log->count < MAX_SAMPLES ? malloc(sizeof(raw_allocation)) : NULL;
+    bool has_room = ticker->events[EVENT_ALLOCATION].count < MAX_SAMPLES;
+    raw_allocation *kept = has_room ? calloc(1, sizeof(raw_allocation)) : NULL;
     ticker_state_count(ticker, COUNTERS_allocations, 1);
     if (kept == NULL) {
         ticker_state_count(ticker, COUNTERS_allocations_lost, 1);
     }
-    else if (!capture_calling_thread(ticker, &kept->thread, &log->stacks)) {
+    else if (!capture_calling_thread(ticker, &kept->event.thread, &log->stacks)) {
         free(kept); /* no Python code allocates */
     }
     else {
@@ -203,7 +197,6 @@ static allocation_log *log_new(bool tracks_live)
     if (tracks_live) {
         live_heap_init(log->live);
     }
-    log->end = &log->oldest;
     return log;
 }
 
@@ -267,17 +260,6 @@ void allocations_close(void)
     }
 }
 
-static raw_allocation *pop(allocation_log *log)
-{
-    raw_allocation *taken = log->oldest;
-    if (taken != NULL) {
-        log->oldest = taken->next;
-        log->end = log->oldest == NULL ? &log->oldest : log->end;
-        log->count--;
-    }
-    return taken;
-}
-
 static bool is_same_thread(const raw_thread *one, const raw_thread *other)
 {
     return one->stack == other->stack && one->key == other->key && one->context == other->context
@@ -289,36 +271,34 @@ static bool is_same_thread(const raw_thread *one, const raw_thread *other)
 static void merge_ended(ticker_state *ticker, allocation_log *log)
 {
     raw_allocation *merged[MERGE_SLOTS] = {NULL};
-    raw_allocation **link = &log->oldest;
+    event_queue *queue = &ticker->events[EVENT_ALLOCATION];
+    raw_event **link = &queue->oldest;
     while (*link != NULL) {
-        raw_allocation *each = *link;
+        raw_allocation *each = (raw_allocation *)*link;
         bool is_live = log->live != NULL && live_heap_report(log->live, each->memory, each->id);
-        raw_allocation **slot = &merged[((uintptr_t)each->thread.stack >> 5 ^ each->thread.key) % MERGE_SLOTS];
+        raw_allocation **slot =
+            &merged[((uintptr_t)each->event.thread.stack >> 5 ^ each->event.thread.key) % MERGE_SLOTS];
         each->live_id = is_live ? each->id : 0;
-        if (is_live || *slot == NULL || !is_same_thread(&(*slot)->thread, &each->thread)) {
+        if (is_live || *slot == NULL || !is_same_thread(&(*slot)->event.thread, &each->event.thread)) {
             *slot = is_live ? *slot : each;
-            link = &each->next;
+            link = &each->event.next;
             continue;
         }
         (*slot)->object_count += each->object_count;
         (*slot)->byte_count += each->byte_count;
-        *link = each->next;
-        log->count--;
-        thread_release(ticker, &each->thread);
-        free(each);
+        *link = each->event.next;
+        queue->count--;
+        event_free(ticker, &each->event);
     }
-    log->end = link;
+    queue->end = link;
 }
 
 /* Return a new reference. */
-static PyObject *convert_allocation(ticker_state *ticker, const module_state *module, const raw_allocation *raw)
+static PyObject *convert_allocation(const module_state *module, const raw_event *event, PyObject *thread)
 {
-    PyObject *thread = convert_thread(ticker, module, &raw->thread);
-    if (thread == NULL) {
-        return NULL;
-    }
+    const raw_allocation *raw = (const raw_allocation *)event;
     PyObject *items[] = {
-        [ALLOCATION_time_ns] = PyLong_FromLongLong(raw->time_ns),
+        [ALLOCATION_time_ns] = PyLong_FromLongLong(event->time_ns),
         [ALLOCATION_thread] = thread,
         [ALLOCATION_live_id] = PyLong_FromUnsignedLongLong(raw->live_id),
         [ALLOCATION_object_count] = PyLong_FromUnsignedLongLong(raw->object_count),
@@ -340,10 +320,8 @@ static PyObject *take_ended(live_heap *live)
 PyObject *allocations_drain(ticker_state *ticker, const module_state *module)
 {
     allocation_log *log = ticker->allocations;
-    ticker_state_free_unreferenced(ticker);
-    PyObject *drained = PyList_New(0);
     if (log == NULL) {
-        return drained == NULL ? NULL : Py_BuildValue("(NNO)", drained, PyList_New(0), Py_False);
+        return Py_BuildValue("(NNO)", PyList_New(0), PyList_New(0), Py_False);
     }
     /* Another library may have restored the allocators from before; then ends of blocks have been missed. */
     hooks_state hooks =
@@ -353,17 +331,7 @@ PyObject *allocations_drain(ticker_state *ticker, const module_state *module)
     }
     recent_stacks_clear(ticker, &log->stacks);
     merge_ended(ticker, log);
-    /* Samples that are taken meanwhile are for the next drain. */
-    for (size_t left = log->count; drained != NULL && left > 0; left--) {
-        raw_allocation *taken = pop(log);
-        if (taken == NULL) {
-            break; /* another drain took it meanwhile */
-        }
-        (void)append_item(&drained, convert_allocation(ticker, module, taken));
-        thread_release(ticker, &taken->thread);
-        free(taken);
-    }
-    ticker_state_free_unreferenced(ticker);
+    PyObject *drained = events_drain(ticker, module, EVENT_ALLOCATION, convert_allocation);
     PyObject *are_refused = hooks == HOOKS_REFUSED ? Py_True : Py_False;
     return drained == NULL ? NULL : Py_BuildValue("(NNO)", drained, take_ended(log->live), are_refused);
 }
@@ -376,20 +344,6 @@ void allocations_release(ticker_state *ticker)
     }
     allocations_stop(ticker);
     recent_stacks_clear(ticker, &log->stacks);
-    for (raw_allocation *kept; (kept = pop(log)) != NULL;) {
-        thread_release(ticker, &kept->thread);
-        free(kept);
-    }
     free(log->live);
     log->live = NULL;
-}
-
-int allocations_traverse(ticker_state *ticker, visitproc visit, void *arg)
-{
-    int stop = 0;
-    const raw_allocation *kept = ticker->allocations == NULL ? NULL : ticker->allocations->oldest;
-    for (; kept != NULL && stop == 0; kept = kept->next) {
-        stop = thread_traverse(&kept->thread, visit, arg);
-    }
-    return stop;
 }

@@ -34,9 +34,8 @@ void allocations_set_sample_bytes(ticker_state *ticker, int64_t sample_bytes);
 void allocations_stop(ticker_state *ticker); /* idempotent */
 /* Return (samples, ids of blocks that are no longer in use, whether the hooks are gone and cannot be added again). */
 PyObject *allocations_drain(ticker_state *ticker, const module_state *module);
-void allocations_release(ticker_state *ticker); /* stop, and release all references */
-int allocations_traverse(ticker_state *ticker, visitproc visit, void *arg);
-void allocations_close(void); /* the interpreter ends */
+void allocations_release(ticker_state *ticker); /* stop, and free what is not in the queue of events */
+void allocations_close(void);                   /* the interpreter ends */
 /* For the hooks; from any thread, perhaps without a GIL. */
 /* The distance of the calling thread has ended. NULL: the allocation has failed, and is no sample. */
 void allocations_take_sample(void *memory, size_t size);

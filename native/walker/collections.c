@@ -7,7 +7,7 @@
  */
 #include "py_compat.h"
 
-#include "ticker_state.h"
+#include "events.h"
 
 #include <stdlib.h>
 
@@ -17,23 +17,27 @@
 #define SLOW_RESERVE 64
 #define MIN_SLOW_NS  10000000LL
 
+/* A collection and those that it stands for. */
+typedef struct {
+    raw_event event; /* first; at the end of the collection */
+    int generation;
+    uint64_t count;      /* this one and those of its generation since the previous kept one */
+    int64_t duration_ns; /* sum over all of them */
+} raw_collection;
+
 static void append_collection(ticker_state *ticker, int generation, int64_t now_ns)
 {
-    collection_log *log = &ticker->collections;
-    pending_collections *pending = &log->pending[generation];
-    raw_collection *kept = malloc(sizeof(raw_collection));
-    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread, NULL)) {
+    pending_collections *pending = &ticker->collections.pending[generation];
+    raw_collection *kept = calloc(1, sizeof(raw_collection));
+    if (kept == NULL || !capture_calling_thread(ticker, &kept->event.thread, NULL)) {
         free(kept);
         return; /* the next one carries its counts */
     }
-    kept->next = NULL;
-    kept->time_ns = clock_ns(CLOCK_REALTIME);
+    kept->event.time_ns = clock_ns(CLOCK_REALTIME);
     kept->generation = generation;
     kept->count = pending->count;
     kept->duration_ns = pending->duration_ns;
-    *log->end = kept;
-    log->end = &kept->next;
-    log->count++;
+    events_append(ticker, EVENT_COLLECTION, &kept->event);
     *pending = (pending_collections){.last_recorded_ns = now_ns};
 }
 
@@ -49,7 +53,8 @@ static void record_end(ticker_state *ticker, long generation)
     pending->count++;
     pending->duration_ns += now_ns - start_ns;
     size_t capacity = now_ns - start_ns < MIN_SLOW_NS ? MAX_COLLECTIONS - SLOW_RESERVE : MAX_COLLECTIONS;
-    if (log->count < capacity && now_ns - pending->last_recorded_ns >= ticker->arguments.min_collection_interval_ns) {
+    if (ticker->events[EVENT_COLLECTION].count < capacity
+        && now_ns - pending->last_recorded_ns >= ticker->arguments.min_collection_interval_ns) {
         append_collection(ticker, (int)generation, now_ns);
     }
 }
@@ -70,27 +75,12 @@ bool collections_handle_event(ticker_state *ticker, PyObject *phase, PyObject *i
     return true;
 }
 
-raw_collection *collections_pop(ticker_state *ticker)
-{
-    collection_log *log = &ticker->collections;
-    raw_collection *taken = log->oldest;
-    if (taken != NULL) {
-        log->oldest = taken->next;
-        log->end = log->oldest == NULL ? &log->oldest : log->end;
-        log->count--;
-    }
-    return taken;
-}
-
 /* Return a new reference. */
-static PyObject *convert_collection(ticker_state *ticker, const module_state *module, const raw_collection *raw)
+static PyObject *convert_collection(const module_state *module, const raw_event *event, PyObject *thread)
 {
-    PyObject *thread = convert_thread(ticker, module, &raw->thread);
-    if (thread == NULL) {
-        return NULL;
-    }
+    const raw_collection *raw = (const raw_collection *)event;
     PyObject *items[] = {
-        [COLLECTION_time_ns] = PyLong_FromLongLong(raw->time_ns),
+        [COLLECTION_time_ns] = PyLong_FromLongLong(event->time_ns),
         [COLLECTION_thread] = thread,
         [COLLECTION_generation] = PyLong_FromLong(raw->generation),
         [COLLECTION_collection_count] = PyLong_FromUnsignedLongLong(raw->count),
@@ -101,18 +91,5 @@ static PyObject *convert_collection(ticker_state *ticker, const module_state *mo
 
 PyObject *collections_drain(ticker_state *ticker, const module_state *module)
 {
-    ticker_state_free_unreferenced(ticker);
-    PyObject *drained = PyList_New(0);
-    /* Collections that arrive meanwhile are for the next drain. */
-    for (size_t left = ticker->collections.count; drained != NULL && left > 0; left--) {
-        raw_collection *taken = collections_pop(ticker);
-        if (taken == NULL) {
-            break; /* another drain took it meanwhile */
-        }
-        (void)append_item(&drained, convert_collection(ticker, module, taken));
-        thread_release(ticker, &taken->thread);
-        free(taken);
-    }
-    ticker_state_free_unreferenced(ticker);
-    return drained;
+    return events_drain(ticker, module, EVENT_COLLECTION, convert_collection);
 }

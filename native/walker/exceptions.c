@@ -10,6 +10,7 @@
  */
 #include "public_compat.h"
 
+#include "events.h"
 #include "exceptions.h"
 
 #include <stdlib.h>
@@ -18,18 +19,12 @@
 #define KEPT_PER_SECOND 64
 #define MAX_INTERVAL    (1U << 24) /* chances are multiples of 2^-32 */
 
-typedef struct raw_exception {
-    struct raw_exception *next;
-    int64_t time_ns;
-    PyObject *type; /* owned */
-    uint64_t count; /* number of exceptions that it stands for */
-    raw_thread thread;
+typedef struct {
+    raw_event event; /* first; its object is the type */
+    uint64_t count;  /* number of exceptions that it stands for */
 } raw_exception;
 
 struct exception_log {
-    raw_exception *oldest;
-    raw_exception **end; /* where the next one is linked in */
-    size_t count;
     uint64_t min_interval;    /* as configured */
     uint64_t interval;        /* as it is now */
     size_t chosen_count;      /* since the last update of the interval */
@@ -44,7 +39,6 @@ exception_log *exceptions_new(uint64_t interval)
     exception_log *log = malloc(sizeof(exception_log));
     if (log != NULL) {
         *log = (exception_log){.min_interval = interval, .interval = interval, .random = (uint64_t)monotonic_ns() | 1};
-        log->end = &log->oldest;
     }
     return log;
 }
@@ -88,18 +82,16 @@ static bool is_counted(PyObject *exception)
 static bool append_exception(ticker_state *ticker, PyTypeObject *type)
 {
     exception_log *log = ticker->exceptions;
-    raw_exception *kept = log->count < MAX_EXCEPTIONS ? malloc(sizeof(raw_exception)) : NULL;
-    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread, NULL)) {
+    bool has_room = ticker->events[EVENT_EXCEPTION].count < MAX_EXCEPTIONS;
+    raw_exception *kept = has_room ? calloc(1, sizeof(raw_exception)) : NULL;
+    if (kept == NULL || !capture_calling_thread(ticker, &kept->event.thread, NULL)) {
         free(kept);
         return false;
     }
-    kept->next = NULL;
-    kept->time_ns = clock_ns(CLOCK_REALTIME);
-    kept->type = Py_NewRef((PyObject *)type);
+    kept->event.time_ns = clock_ns(CLOCK_REALTIME);
+    kept->event.objects[0] = Py_NewRef((PyObject *)type);
     kept->count = log->interval + log->unrecorded;
-    *log->end = kept;
-    log->end = &kept->next;
-    log->count++;
+    events_append(ticker, EVENT_EXCEPTION, &kept->event);
     log->unrecorded = 0;
     return true;
 }
@@ -119,55 +111,14 @@ void exceptions_handle_raise(ticker_state *ticker, PyObject *exception)
     }
 }
 
-static raw_exception *pop_oldest(exception_log *log)
-{
-    raw_exception *taken = log->oldest;
-    if (taken != NULL) {
-        log->oldest = taken->next;
-        log->end = log->oldest == NULL ? &log->oldest : log->end;
-        log->count--;
-    }
-    return taken;
-}
-
-static void exception_free(ticker_state *ticker, raw_exception *taken)
-{
-    thread_release(ticker, &taken->thread);
-    compat_exception pending = compat_save_exception();
-    Py_DECREF(taken->type);
-    compat_restore_exception(pending);
-    free(taken);
-}
-
-void exceptions_release(ticker_state *ticker)
-{
-    for (raw_exception *taken; (taken = pop_oldest(ticker->exceptions)) != NULL;) {
-        exception_free(ticker, taken);
-    }
-}
-
-int exceptions_traverse(const exception_log *log, visitproc visit, void *arg)
-{
-    int stop = 0;
-    for (const raw_exception *kept = log->oldest; kept != NULL && stop == 0; kept = kept->next) {
-        Py_VISIT(kept->type);
-        stop = thread_traverse(&kept->thread, visit, arg);
-    }
-    return stop;
-}
-
 /* Return a new reference. */
-static PyObject *convert_exception(ticker_state *ticker, const module_state *module, const raw_exception *raw)
+static PyObject *convert_exception(const module_state *module, const raw_event *event, PyObject *thread)
 {
-    PyObject *thread = convert_thread(ticker, module, &raw->thread);
-    if (thread == NULL) {
-        return NULL;
-    }
     PyObject *items[] = {
-        [EXCEPTION_time_ns] = PyLong_FromLongLong(raw->time_ns),
+        [EXCEPTION_time_ns] = PyLong_FromLongLong(event->time_ns),
         [EXCEPTION_thread] = thread,
-        [EXCEPTION_exception_type] = Py_NewRef(raw->type),
-        [EXCEPTION_exception_count] = PyLong_FromUnsignedLongLong(raw->count),
+        [EXCEPTION_exception_type] = Py_NewRef(event->objects[0]),
+        [EXCEPTION_exception_count] = PyLong_FromUnsignedLongLong(((const raw_exception *)event)->count),
     };
     return make_tuple(module->types[RAW_EXCEPTION], items, EXCEPTION_FIELD_COUNT);
 }
@@ -191,19 +142,6 @@ static void update_interval(exception_log *log)
 
 PyObject *exceptions_drain(ticker_state *ticker, const module_state *module)
 {
-    exception_log *log = ticker->exceptions;
-    update_interval(log);
-    ticker_state_free_unreferenced(ticker);
-    PyObject *drained = PyList_New(0);
-    /* Exceptions that arrive meanwhile are for the next drain. */
-    for (size_t left = log->count; drained != NULL && left > 0; left--) {
-        raw_exception *taken = pop_oldest(log);
-        if (taken == NULL) {
-            break; /* another drain took it meanwhile */
-        }
-        (void)append_item(&drained, convert_exception(ticker, module, taken));
-        exception_free(ticker, taken);
-    }
-    ticker_state_free_unreferenced(ticker);
-    return drained;
+    update_interval(ticker->exceptions);
+    return events_drain(ticker, module, EVENT_EXCEPTION, convert_exception);
 }

@@ -13,8 +13,6 @@ typedef struct exception_log exception_log;
 exception_log *exceptions_new(uint64_t interval); /* mean number for a kept one; NULL: no memory */
 void exceptions_handle_raise(ticker_state *ticker, PyObject *exception); /* leaves no exception */
 PyObject *exceptions_drain(ticker_state *ticker, const module_state *module);
-void exceptions_release(ticker_state *ticker); /* release the references, which may run Python code */
-int exceptions_traverse(const exception_log *log, visitproc visit, void *arg);
 
 #pragma GCC visibility pop
 

@@ -10,7 +10,7 @@
  */
 #include "task_compat.h"
 
-#include "lock_holders.h"
+#include "events.h"
 #include "loop_watch.h"
 #include "tasks.h"
 
@@ -21,18 +21,19 @@
 #define MAX_LOOK_COST_NS  2000000LL /* longer ones were interrupted: this is wall time */
 #define LOOPS_KEPT_NS     (10 * SECOND_NS)
 #define MAX_STRETCH       1000.0
-#define MAX_KEPT          128 /* whose references wait for a drain */
+#define MAX_KEPT          128 /* that wait for a drain */
+
+enum { GIVEN_NAME, COROUTINE_NAME }; /* in raw_event.objects */
 
 /* The time in which a thread has neither entered nor left a context. */
-typedef struct stretch {
-    struct stretch *next; /* of those that have ended */
+typedef struct {
+    /* First; with the time of the last look, the thread at the second one, and the names of the task that ran: a task
+     * itself may be freed on its own thread only. */
+    raw_event event;
     uint64_t key, context_switches;
     int64_t since_ns, until_ns; /* first and last look, on the boot-time clock */
-    int64_t time_ns;            /* of the last look since the epoch */
     bool is_continued;          /* its beginning has been reported */
     bool has_thread;
-    raw_thread thread; /* at the second look */
-    task_names names;  /* of the task that ran, owned: a task may be freed on its own thread only */
 } stretch;
 
 struct loop_watch {
@@ -41,10 +42,7 @@ struct loop_watch {
     PyTypeObject *task_type; /* owned */
     stretch *running[MAX_LOOPS];
     size_t running_count;
-    stretch *oldest; /* of those that have ended */
-    stretch **end;
-    size_t kept_count; /* stretches with references */
-    int64_t seen_ns;   /* when a look has found a loop */
+    int64_t seen_ns; /* when a look has found a loop */
 };
 
 bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_tasks, PyTypeObject *task_type)
@@ -60,7 +58,6 @@ bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_t
     watch->threshold_ns = threshold_ns;
     watch->current_tasks = Py_XNewRef(current_tasks);
     watch->task_type = (PyTypeObject *)Py_NewRef(task_type);
-    watch->end = &watch->oldest;
     watch->seen_ns = monotonic_ns(); /* one may be about to run */
     ticker->loop_watch = watch;
     atomic_store(&ticker->loop.has_loops, true);
@@ -86,20 +83,21 @@ static void begin_stretch(loop_watch *watch, const scratch_thread *thread, int64
         made->context_switches = thread->context_switches;
         made->since_ns = since_ns;
         made->until_ns = until_ns;
-        made->time_ns = clock_ns(CLOCK_REALTIME);
+        made->event.time_ns = clock_ns(CLOCK_REALTIME);
         made->is_continued = is_continued;
         watch->running[watch->running_count++] = made;
     }
 }
 
 /* References are released at the next drain. */
-static void end_stretch(loop_watch *watch, size_t index)
+static void end_stretch(ticker_state *ticker, size_t index)
 {
+    loop_watch *watch = ticker->loop_watch;
     stretch *ended = watch->running[index];
     watch->running[index] = watch->running[--watch->running_count];
     if (ended->has_thread) {
-        *watch->end = ended;
-        watch->end = &ended->next;
+        ended->event.is_dropped = !ended->is_continued && ended->until_ns - ended->since_ns < watch->threshold_ns;
+        events_append(ticker, EVENT_LOOP_BLOCK, &ended->event);
     }
     else {
         free(ended);
@@ -131,7 +129,7 @@ static void extend(stretch *each, int64_t quiet_until_ns)
 {
     int64_t longer_ns = quiet_until_ns - each->until_ns;
     each->until_ns += longer_ns > 0 ? longer_ns : 0;
-    each->time_ns += longer_ns > 0 ? longer_ns : 0;
+    each->event.time_ns += longer_ns > 0 ? longer_ns : 0;
 }
 
 /* A stretch that is reported goes on as another one, whose stack is captured anew. */
@@ -146,13 +144,13 @@ static void update_stretches(ticker_state *ticker, const running_loop *loops, si
         const running_loop *loop = find_loop(loops, count, each->key);
         if (loop == NULL || loop->thread.context_switches != each->context_switches) {
             extend(each, quiet_until_ns);
-            end_stretch(watch, i);
+            end_stretch(ticker, i);
             continue;
         }
         each->until_ns = now_ns;
-        each->time_ns = time_ns;
+        each->event.time_ns = time_ns;
         if (each->has_thread && now_ns - each->since_ns >= max_ns) {
-            end_stretch(watch, i);
+            end_stretch(ticker, i);
             begin_stretch(watch, &loop->thread, now_ns, now_ns, true);
         }
     }
@@ -186,7 +184,7 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
     for (size_t i = 0; i < count; i++) { /* newest thread first */
         const stretch *found = find_stretch(watch, loops[i].thread.key);
         if (found != NULL && !found->has_thread && found->until_ns > found->since_ns
-            && watch->kept_count + wanted < MAX_KEPT) {
+            && ticker->events[EVENT_LOOP_BLOCK].count + wanted < MAX_KEPT) {
             keys[wanted++] = found->key;
         }
     }
@@ -199,15 +197,14 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
         stretch *found = find_stretch(watch, scratch->key);
         raw_stack *stack = loop == NULL || found == NULL ? NULL : scratch_stack(ticker, scratch);
         if (stack != NULL) {
-            thread_materialize(ticker, scratch, stack, &found->thread);
+            thread_materialize(ticker, scratch, stack, &found->event.thread);
             PyObject *task = find_task(watch, loop);
             if (task != NULL) {
-                found->names = tasks_read_names(task, watch->task_type);
-                Py_XINCREF(found->names.given);
-                Py_XINCREF(found->names.coroutine);
+                task_names names = tasks_read_names(task, watch->task_type);
+                found->event.objects[GIVEN_NAME] = Py_XNewRef(names.given);
+                found->event.objects[COROUTINE_NAME] = Py_XNewRef(names.coroutine);
             }
             found->has_thread = true;
-            watch->kept_count++;
         }
     }
 }
@@ -253,31 +250,12 @@ void loops_look(ticker_state *ticker, const PyThreadState *gil_holder, int64_t s
     ticker_state_count(ticker, COUNTERS_look_ns_sum, cost_ns < MAX_LOOK_COST_NS ? cost_ns : MAX_LOOK_COST_NS);
 }
 
-static stretch *pop_oldest(loop_watch *watch)
-{
-    stretch *taken = watch->oldest;
-    if (taken != NULL) {
-        watch->oldest = taken->next;
-        watch->end = watch->oldest == NULL ? &watch->oldest : watch->end;
-        watch->kept_count--;
-    }
-    return taken;
-}
-
-static void stretch_free(ticker_state *ticker, stretch *taken)
-{
-    thread_release(ticker, &taken->thread);
-    Py_XDECREF(taken->names.given);
-    Py_XDECREF(taken->names.coroutine);
-    free(taken);
-}
-
 static void end_all(ticker_state *ticker)
 {
-    loop_watch *watch = ticker->loop_watch;
+    const loop_watch *watch = ticker->loop_watch;
     while (watch->running_count > 0) {
         extend(watch->running[watch->running_count - 1], atomic_load(&ticker->loop.quiet_until_ns));
-        end_stretch(watch, watch->running_count - 1);
+        end_stretch(ticker, watch->running_count - 1);
     }
 }
 
@@ -288,9 +266,6 @@ void loops_release(ticker_state *ticker)
         return;
     }
     end_all(ticker);
-    for (stretch *taken; (taken = pop_oldest(watch)) != NULL;) {
-        stretch_free(ticker, taken);
-    }
     Py_CLEAR(watch->current_tasks);
     Py_CLEAR(watch->task_type);
 }
@@ -302,27 +277,21 @@ int loops_traverse(const loop_watch *watch, visitproc visit, void *arg)
     Py_VISIT(watch->task_type);
     for (size_t i = 0; i < watch->running_count && stop == 0; i++) {
         if (watch->running[i]->has_thread) {
-            stop = thread_traverse(&watch->running[i]->thread, visit, arg);
+            stop = event_traverse(&watch->running[i]->event, visit, arg);
         }
-    }
-    for (const stretch *each = watch->oldest; each != NULL && stop == 0; each = each->next) {
-        stop = thread_traverse(&each->thread, visit, arg);
     }
     return stop;
 }
 
 /* Return a new reference. */
-static PyObject *convert_stretch(ticker_state *ticker, const module_state *module, const stretch *ended)
+static PyObject *convert_stretch(const module_state *module, const raw_event *event, PyObject *thread)
 {
-    PyObject *thread = convert_thread(ticker, module, &ended->thread);
-    if (thread == NULL) {
-        return NULL;
-    }
+    const stretch *ended = (const stretch *)event;
     PyObject *items[] = {
-        [BLOCK_time_ns] = PyLong_FromLongLong(ended->time_ns),
+        [BLOCK_time_ns] = PyLong_FromLongLong(event->time_ns),
         [BLOCK_thread] = thread,
-        [BLOCK_task_name] = new_ref_or_none(ended->names.given),
-        [BLOCK_coroutine_name] = new_ref_or_none(ended->names.coroutine),
+        [BLOCK_task_name] = new_ref_or_none(event->objects[GIVEN_NAME]),
+        [BLOCK_coroutine_name] = new_ref_or_none(event->objects[COROUTINE_NAME]),
         [BLOCK_duration_ns] = PyLong_FromLongLong(ended->until_ns - ended->since_ns),
         [BLOCK_is_continued] = PyBool_FromLong(ended->is_continued),
     };
@@ -331,20 +300,8 @@ static PyObject *convert_stretch(ticker_state *ticker, const module_state *modul
 
 PyObject *loops_drain(ticker_state *ticker, const module_state *module)
 {
-    PyObject *drained = PyList_New(0);
-    loop_watch *watch = ticker->loop_watch;
-    if (watch == NULL) {
-        return drained;
-    }
-    if (ticker_state_is_ended(ticker)) {
+    if (ticker->loop_watch != NULL && ticker_state_is_ended(ticker)) {
         end_all(ticker);
     }
-    for (stretch *taken; drained != NULL && (taken = pop_oldest(watch)) != NULL;) {
-        if (taken->is_continued || taken->until_ns - taken->since_ns >= watch->threshold_ns) {
-            (void)append_item(&drained, convert_stretch(ticker, module, taken));
-        }
-        stretch_free(ticker, taken);
-    }
-    ticker_state_free_unreferenced(ticker);
-    return drained;
+    return events_drain(ticker, module, EVENT_LOOP_BLOCK, convert_stretch);
 }

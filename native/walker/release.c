@@ -6,7 +6,7 @@
 #include "public_compat.h"
 
 #include "allocations.h"
-#include "exceptions.h"
+#include "events.h"
 #include "loop_watch.h"
 
 #include <stdlib.h>
@@ -81,13 +81,9 @@ void ticker_state_release_all(ticker_state *ticker)
         next = snapshot->next;
         snapshot_free(ticker, snapshot);
     }
-    for (raw_collection *kept; (kept = collections_pop(ticker)) != NULL;) {
-        thread_release(ticker, &kept->thread);
-        free(kept);
-    }
-    exceptions_release(ticker);
     allocations_release(ticker);
     loops_release(ticker);
+    events_release_all(ticker);
     size_t count = ticker->previous.count;
     ticker->previous.count = 0;
     for (size_t i = 0; i < count; i++) {
@@ -150,14 +146,8 @@ int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg)
     if (stop == 0) {
         stop = snapshots_traverse(ticker->ring.discarded, visit, arg);
     }
-    for (const raw_collection *kept = ticker->collections.oldest; kept != NULL && stop == 0; kept = kept->next) {
-        stop = thread_traverse(&kept->thread, visit, arg);
-    }
-    if (stop == 0) {
-        stop = allocations_traverse(ticker, visit, arg);
-    }
     if (stop == 0 && ticker->loop_watch != NULL) {
         stop = loops_traverse(ticker->loop_watch, visit, arg);
     }
-    return stop != 0 ? stop : exceptions_traverse(ticker->exceptions, visit, arg);
+    return stop != 0 ? stop : events_traverse_all(ticker, visit, arg);
 }

@@ -39,7 +39,6 @@ ticker_state *ticker_state_new(const ticker_arguments *given, PyObject *keywords
     init_condition(&ticker->loop.changed);
     atomic_store(&ticker->loop.has_full_captures, true);
     ticker->ring.end = &ticker->ring.oldest;
-    ticker->collections.end = &ticker->collections.oldest;
     ticker->exceptions = exceptions_new((uint64_t)given->exception_interval);
     if (ticker->exceptions == NULL || !forks_add(ticker)) {
         free(ticker->exceptions);

@@ -171,17 +171,27 @@ typedef struct {
     bool is_in_use; /* a capture is under way: what it allocates is not sampled */
 } walk_scratch;
 
-/* A garbage collection, its thread, and the collections that it stands for. GIL. */
-typedef struct raw_collection {
-    struct raw_collection *next;
-    int64_t time_ns; /* end of the collection */
-    int generation;
-    uint64_t count;      /* this one and those of its generation since the previous kept one */
-    int64_t duration_ns; /* sum over all of them */
-    raw_thread thread;
-} raw_collection;
+typedef enum { EVENT_COLLECTION, EVENT_EXCEPTION, EVENT_ALLOCATION, EVENT_LOOP_BLOCK, EVENT_KIND_COUNT } event_kind;
 
-/* Collections of one generation that no raw_collection stands for yet. GIL. */
+#define EVENT_OBJECTS 2
+
+/* What has happened on a thread: the first member of what each kind keeps. GIL. */
+typedef struct raw_event {
+    struct raw_event *next;
+    int64_t time_ns; /* since the epoch */
+    raw_thread thread;
+    PyObject *objects[EVENT_OBJECTS]; /* owned, or NULL; the kind says what they are */
+    bool is_dropped;                  /* it only waits for the release of its references */
+} raw_event;
+
+/* events.c: events for the next drain. GIL. */
+typedef struct {
+    raw_event *oldest;
+    raw_event **end; /* where the next one is linked in; not set while there is none */
+    size_t count;
+} event_queue;
+
+/* Collections of one generation that no event stands for yet. GIL. */
 typedef struct {
     uint64_t count;
     int64_t duration_ns;
@@ -190,11 +200,8 @@ typedef struct {
 
 #define GENERATION_COUNT 3
 
-/* collections.c: collections for the next drain. GIL. */
+/* collections.c. GIL. */
 typedef struct {
-    raw_collection *oldest;
-    raw_collection **end; /* where the next one is linked in */
-    size_t count;
     pending_collections pending[GENERATION_COUNT];
     int64_t start_ns; /* of the running collection; 0: none */
 } collection_log;
@@ -280,6 +287,7 @@ typedef struct ticker_state {
     walk_scratch scratch;
     previous_capture previous;
     snapshot_ring ring;
+    event_queue events[EVENT_KIND_COUNT];
     collection_log collections;
     struct exception_log *exceptions;   /* exceptions.c; owned. GIL */
     struct allocation_log *allocations; /* allocations.c; NULL: never started. GIL */
@@ -343,8 +351,6 @@ void stack_unref(ticker_state *ticker, raw_stack *stack);              /* drop o
 /* collections.c: collections of garbage. GIL held. */
 /* A str and a dict, from the collector; false with an exception. */
 bool collections_handle_event(ticker_state *ticker, PyObject *phase, PyObject *info);
-/* Take the oldest one, with its references; NULL: there is none. */
-raw_collection *collections_pop(ticker_state *ticker);
 PyObject *collections_drain(ticker_state *ticker, const module_state *module);
 
 /* release.c: releases references, which may run Python code. GIL held. */
