@@ -93,26 +93,38 @@ def run_verb(
     The process first calls `preexec`.
     """
     path = directory / f"{name}.log"
-    with open(path, "wb", opener=open_private) as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "splunk_profiler", *words],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=descriptors,
-            preexec_fn=preexec,  # noqa: PLW1509  # this process has no other thread yet
-        )
-    child = Child(name, process, path)
+    # A signal that comes before the process can be ended, also inside of Popen, waits.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        if preexec is not None:
+            preexec()
+
     try:
-        yield child
-        child.stop(expected_codes)
+        with open(path, "wb", opener=open_private) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "splunk_profiler", *words],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+                preexec_fn=prepare,  # noqa: PLW1509  # this process has no other thread yet
+            )
+        child = Child(name, process, path)
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            yield child
+            child.stop(expected_codes)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TIMEOUT_S)
+            process.kill()
+            process.wait()
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_TIMEOUT_S)
-        process.kill()
-        process.wait()
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 def make_ptrace_hook(parent: int) -> Callable[[], None] | None:

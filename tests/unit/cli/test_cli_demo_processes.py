@@ -1,19 +1,40 @@
-"""Tests of the demo's summary of its host agent."""
+"""Tests of the demo's processes, and of its summary of its host agent."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from target_process import Target
 
 from splunk_profiler.cli.demo_processes import make_ptrace_hook, summarize_agent_log
 
 UNSEEN = {"event": "unseen", "pid": 1, "reasons": [{"code": "library-not-loaded", "text": "no library is loaded"}]}
+
+# A signal comes while the demo waits for the new process to execute its program.
+INTERRUPTED_PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+from splunk_profiler.cli.demo_processes import run_verb
+
+def end(number, frame):
+    raise SystemExit(number)
+
+def interrupt():
+    (folder / "pid").write_text(str(os.getpid()))
+    os.kill(os.getppid(), signal.SIGTERM)
+
+folder = Path(sys.argv[1])
+signal.signal(signal.SIGTERM, end)
+with run_verb("waiting", ["collect", "--port", "0", "--output", str(folder)], os.environ, folder, preexec=interrupt):
+    pass
+"""
 
 
 def saying(folder: Path, *lines: str | dict[str, Any]) -> str:
@@ -51,3 +72,9 @@ def test_a_process_becomes_another_program_all_the_same(tmp_path: Path) -> None:
         [sys.executable, "-c", "print('here')"], preexec_fn=set_ptracer, capture_output=True, check=True, cwd=tmp_path
     )
     assert said.stdout == b"here\n"
+
+
+def test_process_that_is_starting_when_a_signal_comes_is_ended(tmp_path: Path) -> None:
+    with Target(sys.executable, "-c", INTERRUPTED_PROGRAM, str(tmp_path)) as demo:
+        assert demo.finish() == signal.SIGTERM, demo.output
+        assert not Path("/proc", (tmp_path / "pid").read_text("utf-8")).exists()
