@@ -1,14 +1,11 @@
-"""The cost of memory profiling in a JSON service: requests per second of CPU, and memory, of ours and of others.
-
-    python benchmarks/allocations.py [--rounds N] [--peers] [--python PYTHON]
+"""The cost of memory profiling in a JSON service: CPU time per request, and memory, of ours and of others.
 
 Cases: `loaded` (the extension is imported, nothing is started), `sampling` (all but memory), `memory`, and
-`tracemalloc` with one frame. `--peers` adds the memory profilers of ddtrace and pyroscope-io at their defaults, each in
-an environment made for it.
+`tracemalloc` with one frame. ``--peers`` adds the memory profilers of ddtrace and pyroscope-io at their defaults, each
+in an environment made for it.
 
-Each round runs all cases in turn, each in a process of its own, so that a change of the machine hits all. Prints one
-JSON line: of each case against the case `nothing` of its round, the median loss in percent and the median of the
-largest resident memory added, in MiB. CPU time is that of the whole process, with the profiler's threads; other
+Each round runs all cases in turn, each in a process of its own, so that a change of the machine hits all; a case is
+compared with the case `nothing` of its round. CPU time is that of the whole process, with the profiler's threads; other
 processes of the machine are not in it. All have OpenTelemetry's SDK, as a service with spans does, so that its modules
 do not count as the profiler's.
 """
@@ -17,13 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from installations import Installer, MissingError
+from result import Result, median, middle_half
 
-SECONDS = 2.0
+ROUNDS, SECONDS = 8, 2.0
+CPU_LIMITS = {"loaded": 0.3, "memory": 2.0}  # percent
+MEMORY_LIMITS = {"memory": 5.0}  # MiB
 WORKER = """
 import json, sys, time
 import opentelemetry.sdk.trace
@@ -70,46 +70,43 @@ CASES = ("nothing", "loaded", "sampling", "memory", "tracemalloc")
 PEERS = ("ddtrace", "pyroscope-io")
 
 
-def run_case(python: str, case: str) -> tuple[float, float]:
+def run_case(python: str, case: str, seconds: float) -> tuple[float, float]:
     """Return the requests per second of CPU and the largest resident memory (MiB) of one process."""
-    command = [python, "-c", WORKER, case, str(SECONDS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run([python, "-c", WORKER, case, str(seconds)], capture_output=True, text=True, check=True)
     rate, memory = map(float, done.stdout.split()[-2:])
     return rate, memory
 
 
-def main() -> int:
-    """Measure all cases in turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--peers", action="store_true", help="also measure the memory profilers of others")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter, which has this package")
-    arguments = parser.parse_args()
-    pythons, versions = dict.fromkeys(CASES, arguments.python), {}
-    for name in PEERS if arguments.peers else ():
+def install_peers() -> Iterator[tuple[str, str, str]]:
+    """Yield the name, interpreter and version of each peer; say which cannot be installed."""
+    for name in PEERS:
         try:
-            installed = Installer(arguments.python).install_package(name)
-            pythons[name], versions[name] = installed.python, installed.version
+            installed = Installer(sys.executable).install_package(name)
+            yield name, installed.python, installed.version
         except MissingError as error:
-            versions[name] = f"missing: {error}"
-    losses: dict[str, list[float]] = {case: [] for case in pythons if case != "nothing"}
-    added: dict[str, list[float]] = {case: [] for case in losses}
-    for _ in range(arguments.rounds):
-        found = {case: run_case(python, case) for case, python in pythons.items()}
-        rate, memory = found["nothing"]
-        for case, each in losses.items():
-            each.append(100 * (1 - found[case][0] / rate))
-            added[case].append(found[case][1] - memory)
-    result = {
-        "measure": "allocations",
-        "loss_percent": {case: round(statistics.median(each), 2) for case, each in losses.items()},
-        "added_mib": {case: round(statistics.median(each), 1) for case, each in added.items()},
-        "rounds": arguments.rounds,
-        "peers": versions,
-    }
-    print(json.dumps(result))
-    return 0
+            print(json.dumps({"measure": f"allocations, {name}", "missing": str(error)}), flush=True)
+
+
+def measure(quick: bool, peers: bool = False) -> Iterator[Result]:
+    """Measure all cases in turns."""
+    rounds, seconds = (1, 0.02) if quick else (ROUNDS, SECONDS)
+    pythons, labels = dict.fromkeys(CASES, sys.executable), {case: case for case in CASES}
+    for name, python, version in install_peers() if peers else ():
+        pythons[name], labels[name] = python, f"{name} {version}"
+    seen = [{case: run_case(python, case, seconds) for case, python in pythons.items()} for _ in range(rounds)]
+    for case in list(pythons)[1:]:
+        losses = [100 * (1 - found[case][0] / found["nothing"][0]) for found in seen]
+        added = [found[case][1] - found["nothing"][1] for found in seen]
+        name = f"allocations, {labels[case]}"
+        details = {"middle_half": middle_half(losses), "rounds": rounds}
+        yield Result(f"{name}: CPU per request added", median(losses), "%", CPU_LIMITS.get(case), details=details)
+        yield Result(f"{name}: memory added", median(added), "MiB", MEMORY_LIMITS.get(case))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: seconds, and figures that mean nothing")
+    parser.add_argument("--peers", action="store_true", help="also measure the memory profilers of others")
+    arguments = parser.parse_args()
+    for result in measure(arguments.quick, arguments.peers):
+        print(result.line(), flush=True)

@@ -17,6 +17,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from installations import ROOT, Installer
@@ -42,10 +43,12 @@ MEASURES = (
     "message_flood",
     "disabled",
     "memory",
+    "allocations",
     "viewer_load",
     "flame_frames",
     "clickhouse_view",
 )
+WITH_PEERS = ("allocations",)
 ALSO_BEFORE = ("where_time_goes", "saturated", "record_cost", "attach_cost", "wire_cost", "disabled", "memory")
 
 
@@ -63,9 +66,9 @@ def machine(python: str) -> dict[str, object]:
     }
 
 
-def take(python: str, measure: str, *, quick: bool, version: str = "") -> bool:
+def take(python: str, measure: str, options: Sequence[str], version: str = "") -> bool:
     """Run one measure and print its lines; return True if it could run."""
-    command = [python, str(HERE / f"{measure}.py"), *(["--quick"] if quick else [])]
+    command = [python, str(HERE / f"{measure}.py"), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -92,14 +95,15 @@ def main() -> int:
     before = installer.install_commit(arguments.before).python if arguments.before else ""
     print(json.dumps(machine(python)), flush=True)
     failed = []
+    options = ["--quick"] if arguments.quick else []
     for name in arguments.measures or MEASURES:
-        if not take(python, name, quick=arguments.quick):
+        with_peers = ["--peers"] if arguments.peers and name in WITH_PEERS else []
+        if not take(python, name, options + with_peers):
             failed.append(name)
-        if before and name in ALSO_BEFORE and not take(before, name, quick=arguments.quick, version=arguments.before):
+        if before and name in ALSO_BEFORE and not take(before, name, options, arguments.before):
             failed.append(f"{name} of {arguments.before}")
     if arguments.peers:
-        options = ["--python", base, *(["--quick"] if arguments.quick else [])]
-        subprocess.run([sys.executable, str(HERE / "peers.py"), *options], check=True)
+        subprocess.run([sys.executable, str(HERE / "peers.py"), "--python", base, *options], check=True)
     if failed:
         print(f"not taken: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
