@@ -92,7 +92,7 @@ async function ask(what, more = new URLSearchParams()) {
 }
 
 function explain(error) {
-  byId("problem").textContent = error.message;
+  sayMessage(byId("problem"), error.message);
   byId("problem").hidden = false;
 }
 
@@ -253,7 +253,7 @@ function leaveFunction() {
 function fillHead() {
   fillNotices();
   byId("source").textContent = byId("source").title = clean(overview.source);
-  say(byId("note"), clean(overview.note));
+  sayMessage(byId("note"), overview.note);
   byId("note").hidden = !byId("note").textContent;
   const options = overview.values.map(({ name }) => [name, NAMES[name] ?? name.replaceAll("_", " ")]);
   fillSelect(byId("value"), options, value());

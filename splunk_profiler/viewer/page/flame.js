@@ -11,7 +11,7 @@ function hashText(text, seed = 0x811c9dc5) {
 }
 
 class FlameGraph {
-  // `changed(zoom)` is called when the reader zooms; `described(frame)` when another frame is pointed at.
+  // `changed(zoom)` is called when the reader zooms; `described(frame, isMove)` when another frame is pointed at.
   constructor(canvas, scroller, spacer, changed, described) {
     Object.assign(this, { canvas, scroller, spacer, changed, described });
     this.frames = [];
@@ -104,13 +104,14 @@ class FlameGraph {
   zoom(frame) {
     this.zoomed = frame;
     this.changed(frame.path);
+    this.described(this.pointed, true);
     this.draw();
   }
 
   point(frame) {
     if (frame === this.pointed) return;
     this.pointed = frame;
-    this.described(frame);
+    this.described(frame, true);
     this.draw();
   }
 
@@ -130,8 +131,8 @@ class FlameGraph {
     };
     if (!moves[event.key]) return;
     event.preventDefault();
+    if (event.key === "Enter" || event.key === "Escape") this.pointed = null;
     moves[event.key]();
-    if (event.key === "Enter" || event.key === "Escape") this.point(null);
     this.reveal(this.pointed ?? this.zoomed);
   }
 

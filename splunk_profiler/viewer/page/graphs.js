@@ -3,9 +3,9 @@
 
 const UNZOOMED = { zoom: "", "zoom.callers": "" };
 const graph = new FlameGraph(byId("graph"), byId("scroll"), byId("height"),
-  (path) => zoomedTo(graph, { zoom: path }), (frame) => describe(graph, frame));
+  (path) => zoomedTo(graph, { zoom: path }), (...frame) => describe(graph, ...frame));
 const callers = new FlameGraph(byId("callers-graph"), byId("callers-scroll"), byId("callers-height"),
-  (path) => zoomedTo(callers, { "zoom.callers": path }), (frame) => describe(callers, frame));
+  (path) => zoomedTo(callers, { "zoom.callers": path }), (...frame) => describe(callers, ...frame));
 let zoomedLast = graph; // the one whose frame a button leads to the callers and callees of
 
 const isZoomed = (each) => each.frames.length > 0 && each.zoomed.depth > each.top;
@@ -25,7 +25,6 @@ function fillZoom() {
 function zoomOut() {
   for (const each of isSandwich() ? [callers, graph] : [graph]) each.zoom(each.frames[each.top]);
   graph.canvas.focus({ preventScroll: true }); // the button that had it goes
-  describe(graph, null);
 }
 
 function showFlame(shown) {
@@ -35,9 +34,10 @@ function showFlame(shown) {
   if (isOfFunction) callers.show(shown.callers, state.get("zoom.callers"), { isUp: true, top });
   graph.show(shown, state.get("zoom"), { isUp: Boolean(state.get("up")) && !isOfFunction, top });
   const count = ({ frames }) => Math.max(0, frames.length - 1 - top).toLocaleString();
-  const isOf = isOfFunction ? `What ${state.get("function")} calls, ` : "";
+  const name = apart(brief(state.get("function") ?? ""));
+  const isOf = isOfFunction ? `What ${name} calls, ` : "";
   byId("graph").setAttribute("aria-label", `${isOf}${count(graph)} frames; the same as a table: Top functions`);
-  byId("callers-graph").setAttribute("aria-label", `Who calls ${state.get("function")}, ${count(callers)} frames`);
+  byId("callers-graph").setAttribute("aria-label", `Who calls ${name}, ${count(callers)} frames`);
   const isWalked = document.activeElement === callers.canvas || !graph.pointed;
   if (isOfFunction && callers.pointed && isWalked) describe(callers, callers.pointed);
   fillZoom();
@@ -53,19 +53,20 @@ function mark() {
   say(byId("found"), text ? `${among} found` : "");
 }
 
-function describe(one, frame) {
-  const at = byId("frame");
-  at.ariaLive = document.activeElement === one.canvas ? "polite" : "off"; // new data changes it as well
-  at.textContent = "";
-  const shown = frame ?? one.zoomed;
+// Says what a frame has, or else the one that is zoomed. Of the reader's own move what has changed is read aloud; new
+// data says nothing.
+function describe(one, frame, isMove = false) {
+  const at = byId("frame"), shown = frame ?? one.zoomed;
+  at.ariaLive = isMove && document.activeElement === one.canvas ? "polite" : "off";
   if (!shown) return;
   const whole = one.frames[0].total;
-  make("strong", shown.name, at);
-  const before = one.isCompared ? `, ${change(shown.total, shown.before, unit())}` : "";
   const sum = (weight) => amount(weight, unit()) + (whole ? ` (${share(weight, whole)})` : "");
-  make("span", ` ${sum(shown.total)}${shown.own ? `, own ${sum(shown.own)}` : ""}${before}`, at);
-  const place = make("span", shown.file ? " " : "", at);
-  place.className = "quiet";
-  if (shown.file) addPlace(shown.file, shown.line, place);
-  if (shown === one.zoomed && isZoomed(one)) make("span", ", zoomed", at).className = "quiet";
+  const texts = [
+    brief(shown.name),
+    `${sum(shown.total)}${shown.own ? `, own ${sum(shown.own)}` : ""}`
+      + (one.isCompared ? `, ${change(shown.total, shown.before, unit())}` : ""),
+    shown.file && ` ${shown.file}`,
+    (shown.file && shown.line ? `:${shown.line}` : "") + (shown === one.zoomed && isZoomed(one) ? ", zoomed" : ""),
+  ];
+  texts.forEach((text, part) => say(at.children[part], clean(text)));
 }

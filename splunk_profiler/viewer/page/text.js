@@ -55,6 +55,15 @@ function sayNames(node, ...parts) {
   parts.forEach((part, at) => make(at % 2 ? "bdi" : "span", part, node));
 }
 
+// Words that have letters which are read from right to left.
+const TURNED = String.raw`\S*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]\S*`;
+const ALL_TURNED = new RegExp(`(${TURNED}(?: ${TURNED})*)`, "u");
+
+// Sets a message of the server, in which any word may be a part of a name.
+function sayMessage(node, text) {
+  sayNames(node, ...text.split(" ").map(brief).join(" ").split(ALL_TURNED));
+}
+
 function addPlace(file, line, parent) {
   make("bdi", file, parent);
   if (line) parent.append(`:${line}`);
