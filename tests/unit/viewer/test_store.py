@@ -217,22 +217,37 @@ def test_the_oldest_goes_when_there_are_too_many_bytes(tmp_path: Path) -> None:
     assert path.stat().st_size <= 2 * limit
 
 
+def thousand_spans(hour: int) -> Recording:
+    recording = Recording()
+    for place in range(1000):
+        trace, span, start_ns = f"{hour:016x}{place:016x}", f"{place:016x}", NOON_NS + hour * HOUR_NS + place
+        recording.spans[trace] = {span: Span(span, "", "GET /", "shop", start_ns, start_ns + 1, ())}
+    return recording
+
+
 def test_spans_that_take_most_of_the_room_go_before_samples(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     limit = 500_000
     with writing(path, Limits(max_bytes=limit)) as writer:
         for hour in range(4):
-            recording = Recording()
-            for place in range(1000):
-                trace, span, start_ns = f"{hour:016x}{place:016x}", f"{place:016x}", NOON_NS + hour * HOUR_NS + place
-                recording.spans[trace] = {span: Span(span, "", "GET /", "shop", start_ns, start_ns + 1, ())}
-            writer.add(recording)
+            writer.add(thousand_spans(hour))
             put(writer, sample_line(time_ns=NOON_NS + hour * HOUR_NS))
             writer.keep_up(NOON_NS + hour * HOUR_NS, hold_ns=0)
             assert writer.size <= limit
     assert LiveStore(path).recording.weights(Selection("samples")).sum() == 4
     assert 500 < rows(path, "spans") == rows(path, "first_spans") < 2000
     assert LiveStore(path).spans_of(f"{3:016x}{999:016x}")
+
+
+def test_the_file_becomes_smaller_when_spans_alone_go(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        for hour in range(2):
+            writer.add(thousand_spans(hour))
+        limit = writer.size * 6 // 10
+    with writing(path, Limits(max_bytes=limit)) as writer:
+        writer.keep_up(NOON_NS)
+        assert path.stat().st_size == writer.size <= limit
 
 
 def test_spans_go_with_the_samples_of_their_time(tmp_path: Path) -> None:
