@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Generic, NamedTuple
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Record, RecordCounters, Sink
-from splunk_profiler.pipeline.delivery_log import DeliveryLog
+from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults
 from splunk_profiler.pipeline.record_memory import RecordMemory, SizedMemory
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import OwnedLock, WakeEvent
@@ -116,6 +116,10 @@ class BatchExporter(Generic[Record]):
         """Return the numbers of records since the start."""
         with self._lock:
             return self._counters._replace(waiting=len(self._queue) + len(self._in_flight.records))
+
+    def last_results(self) -> LastResults:
+        """Return the last results of exports."""
+        return self._delivery_log.last_results
 
     def set_max_bytes(self, max_bytes: int) -> None:
         """Change the limit of the queue's memory, from the next record on."""

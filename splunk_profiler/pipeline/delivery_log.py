@@ -1,4 +1,4 @@
-"""The log of lost deliveries: a warning at the first failure, then at most one a minute.
+"""The log of lost deliveries: a warning at the first failure, then at most one a minute; and the last results.
 
 Runs on the exporting thread. Imports the model and `system.guard` only.
 """
@@ -6,6 +6,7 @@ Runs on the exporting thread. Imports the model and `system.guard` only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from splunk_profiler.model import ExportResult, ExportStatus
 from splunk_profiler.system.guard import logger
@@ -13,17 +14,36 @@ from splunk_profiler.system.guard import logger
 _MINUTE_NS = 60_000_000_000
 
 
+class LastResults(NamedTuple):
+    """The last results of exports, at instants on a monotonic clock; None if there was none.
+
+    Attributes:
+        failed_ns: of the last one with records that were not delivered, or refused.
+        failure: why, in words for a person.
+    """
+
+    delivered_ns: int | None = None
+    failed_ns: int | None = None
+    failure: str = ""
+
+
 class DeliveryLog:
-    """Logs the results of exports."""
+    """Logs the results of exports.
+
+    Attributes:
+        last_results: replaced as a whole, for other threads.
+    """
 
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
         self._now_ns = monotonic_ns
         self._next_warning_ns = 0
         self._has_warned = False
         self._reported_dropped = 0
+        self.last_results = LastResults()
 
     def log_result(self, result: ExportResult, waiting: int, dropped: int) -> None:
         """Log a result if a line is due, with the numbers of queued records and of those lost since the start."""
+        self._keep(result)
         lost = dropped - self._reported_dropped
         if result.export_status is ExportStatus.DELIVERED:
             if self._has_warned:
@@ -40,7 +60,7 @@ class DeliveryLog:
             self._reported_dropped = dropped
             logger.warning(
                 "profiling records are not delivered: %s (%d wait, %d were dropped since the last such line)",
-                result.detail or "no reason given",
+                self.last_results.failure,
                 waiting,
                 lost,
             )
@@ -49,6 +69,14 @@ class DeliveryLog:
         """Log the number of records that the ending process did not deliver."""
         if lost:
             logger.warning("%d profiling records were not delivered before the process ended", lost)
+
+    def _keep(self, result: ExportResult) -> None:
+        now, is_delivered = self._now_ns(), result.export_status is ExportStatus.DELIVERED
+        if is_delivered:
+            self.last_results = self.last_results._replace(delivered_ns=now)
+        if result.rejected or not is_delivered:
+            failure = result.detail or "no reason given"
+            self.last_results = self.last_results._replace(failed_ns=now, failure=failure)
 
     def _is_due(self) -> bool:
         now = self._now_ns()

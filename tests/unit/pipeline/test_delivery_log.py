@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from splunk_profiler.model import ExportResult, ExportStatus
-from splunk_profiler.pipeline.delivery_log import DeliveryLog
+from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults
 
 MINUTE_NS = 60_000_000_000
 DEAD = ExportResult(ExportStatus.RETRY, "no collector can be reached")
@@ -79,3 +79,17 @@ def test_records_dropped_during_delivery_are_logged_with_the_reason(
 def test_an_end_without_loss_is_silent(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     DeliveryLog(clock).log_exit(0)
     assert not caplog.messages
+
+
+def test_last_results_are_kept_for_who_asks(clock: Clock) -> None:
+    log = DeliveryLog(clock)
+    assert log.last_results == LastResults()
+    clock.now_ns = 5
+    log.log_result(DEAD, waiting=4, dropped=0)
+    assert log.last_results == LastResults(None, 5, "no collector can be reached")
+    clock.now_ns = 6
+    log.log_result(DELIVERED, waiting=0, dropped=0)
+    assert log.last_results == LastResults(6, 5, "no collector can be reached")
+    clock.now_ns = 7
+    log.log_result(ExportResult(ExportStatus.DELIVERED, "too old", rejected=2), waiting=0, dropped=2)
+    assert log.last_results == LastResults(7, 7, "too old")
