@@ -90,6 +90,9 @@ class _FailedSession:
         messages, self._messages = self._messages, []
         return messages
 
+    def status(self) -> bytes:
+        return b""
+
     def log_lines(self) -> AbstractContextManager[None]:
         return nullcontext()
 

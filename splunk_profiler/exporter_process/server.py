@@ -1,12 +1,12 @@
 """The exporter's side of the connections: one thread that reads from all hosts and gives each its `Session`.
 
-A process is a host once it has proved that it knows the token (`newcomer`). Others get nothing, and keep nothing alive.
+A process is a host once it has proved that it knows the token (`newcomer`). A command that has proved it may ask for
+the status of a host, and its connection ends. Others get nothing. Only hosts keep the exporter alive.
 Runs on the main thread of the exporter process. Knows nothing of what the bytes mean.
 """
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import time
@@ -53,6 +53,9 @@ class Session(Protocol):
     def messages(self) -> list[bytes]:
         """Return the new messages to the host."""
 
+    def status(self) -> bytes:
+        """Return what a person should know of the host's records, at most `MAX_MESSAGE_BYTES`."""
+
     def log_lines(self) -> AbstractContextManager[None]:
         """Send the host the log lines of the calling thread meanwhile."""
 
@@ -61,8 +64,9 @@ class Session(Protocol):
 
 
 class _Connection:
-    def __init__(self, accepted: socket.socket, session: Session) -> None:
-        self.socket = accepted
+    def __init__(self, newcomer: Newcomer, session: Session) -> None:
+        self.socket = newcomer.socket
+        self.pid = newcomer.pid
         self._session = session
         self._guard = Guard("a session of the exporter")
         self._unsent = bytearray()
@@ -113,6 +117,12 @@ class _Connection:
         with suppress(OSError):
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]
+
+    def status(self) -> bytes:
+        """Return the session's status; empty after an error."""
+        answers: list[bytes] = []
+        self.call(lambda: answers.append(self._session.status()))
+        return answers[0] if answers and len(answers[0]) <= MAX_MESSAGE_BYTES else b""
 
     def call(self, function: Callable[[], None]) -> bool:
         """Return False if it raised."""
@@ -181,7 +191,7 @@ class Server:
         with self._guard.catching():
             newcomer = Newcomer(accepted, self._token)
             accepted.setblocking(False)
-            if newcomer.uid == os.geteuid() and self._has_room(newcomer):
+            if newcomer.is_welcome and self._has_room(newcomer):
                 if len(self._newcomers) == _MAX_NEWCOMERS:
                     self._dismiss(self._newcomers[0])
                 self._arrivals.register(accepted, selectors.EVENT_READ, lambda: self._greet(newcomer))
@@ -201,17 +211,26 @@ class Server:
         if newcomer not in self._newcomers:
             return  # another has just got its place
         stays = newcomer.read()
-        if stays and not newcomer.is_admitted:
+        if stays and not newcomer.is_admitted and newcomer.asked_pid is None:
             return
         self._forget(newcomer)
         with self._guard.catching():
-            if stays and self._has_room(newcomer):
+            if newcomer.asked_pid is not None:
+                answer = frame(self._status_of(newcomer.asked_pid))
+                with suppress(OSError):  # it has gone
+                    newcomer.socket.send(answer)  # whole: only the proof may be in the way
+            elif stays and self._has_room(newcomer):
                 self._had_connection = True
-                connection = _Connection(newcomer.socket, self._make_session(newcomer.pid))
+                connection = _Connection(newcomer, self._make_session(newcomer.pid))
                 self._selector.register(newcomer.socket, selectors.EVENT_READ, lambda: self._serve(connection))
                 self._connections.append(connection)
                 return
         newcomer.socket.close()
+
+    def _status_of(self, pid: int) -> bytes:
+        """Return the status of a host; empty if there is no such host."""
+        found = (one for one in self._connections if one.pid == pid and not one.is_ending)
+        return next((one.status() for one in found), b"")
 
     def _dismiss(self, newcomer: Newcomer) -> None:
         self._forget(newcomer)

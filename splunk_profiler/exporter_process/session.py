@@ -22,10 +22,18 @@ from splunk_profiler.export import destinations
 from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.export.resource import drop_instance_id
 from splunk_profiler.export.sink_context import SinkContext
+from splunk_profiler.exporter_process.loop_blockers import LoopBlockers
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
+from splunk_profiler.exporter_process.status import HostStatus
 from splunk_profiler.pipeline.batch_exporter import BatchExporter
 from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
-from splunk_profiler.stream.captured import CaptureEnded, CapturesLost, ProcessStarted, ResourceChanged
+from splunk_profiler.stream.captured import (
+    CapturedSnapshot,
+    CaptureEnded,
+    CapturesLost,
+    ProcessStarted,
+    ResourceChanged,
+)
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import logger
@@ -58,6 +66,10 @@ class StreamSession:
         self._is_open = WakeEvent()
         self.is_closing = self.is_done = False
         self._end_timeout_s = _END_TIMEOUT_S
+        self._began_ns = time.monotonic_ns()
+        self._lost_snapshots = 0  # on the way here
+        self._period_ns = 0  # of the last capture of all threads
+        self._loop_blockers = LoopBlockers()
 
     @property
     def end_timeout_s(self) -> float:
@@ -73,10 +85,13 @@ class StreamSession:
             elif isinstance(item, ResourceChanged):
                 self._changed = item
             elif isinstance(item, CapturesLost):
+                self._lost_snapshots += item.snapshots
                 self.log(logging.DEBUG, f"{item.snapshots} snapshots were lost on the way to the exporter process")
             elif self._pipeline is not None:
                 self._pipeline.take(item)
-                if isinstance(item, CaptureEnded):
+                if isinstance(item, CapturedSnapshot):
+                    self._period_ns = (0 if item.is_focused else item.period_ns) or self._period_ns
+                elif isinstance(item, CaptureEnded):
                     self._end_timeout_s = min(max(item.timeout_ns / 1e9, _END_MARGIN_S), _MAX_END_TIMEOUT_S)
                     self.close()
 
@@ -90,6 +105,27 @@ class StreamSession:
     def messages(self) -> list[bytes]:
         """Return the new messages to the host."""
         return [self._messages.popleft() for _ in range(len(self._messages))]
+
+    def status(self) -> bytes:
+        """Return what a person should know of the host's records, as JSON; empty before its stream has begun."""
+        resolved, batch_exporter = self._resolved, self._batch_exporter
+        if resolved is None or batch_exporter is None:
+            return b""
+        last = batch_exporter.last_results()
+        status = HostStatus(
+            age_s=_age_s(self._began_ns),
+            has_profiles=resolved.config.sends_profiles,
+            counters=batch_exporter.counters(),
+            lost_snapshots=self._lost_snapshots,
+            destination=destinations.describe(resolved),
+            delivered_age_s=None if last.delivered_ns is None else _age_s(last.delivered_ns),
+            failed_age_s=None if last.failed_ns is None else _age_s(last.failed_ns),
+            failure=last.failure,
+            period_ms=self._period_ns // 1_000_000,
+            configured_period_ms=resolved.config.periods_ns[0] // 1_000_000,
+            loop_blockers=self._loop_blockers.worst(),
+        )
+        return status.encode()
 
     @contextmanager
     def log_lines(self) -> Iterator[None]:
@@ -116,9 +152,14 @@ class StreamSession:
         self._is_forked_child = started.settings.get("is_forked_child") is True
         self._sink = DeferredSink(self._open_sink, self._knows_service)
         self._batch_exporter = make_batch_exporter(resolved.config, self._sink)
-        self._pipeline = make_pipeline(resolved.config, self._batch_exporter.record)
+        self._pipeline = make_pipeline(resolved.config, self._deliver)
         self._batch_exporter.expect_run()
         self._export_thread.start()
+
+    def _deliver(self, records: tuple[Any, ...]) -> None:
+        assert self._batch_exporter is not None
+        self._batch_exporter.record(records)
+        self._loop_blockers.add(records)
 
     def _open_sink(self) -> Any:
         assert self._resolved is not None
@@ -269,6 +310,10 @@ def make_session(pid: int) -> StreamSession:
         logger.setLevel(logging.INFO)
         logger.propagate = False
     return StreamSession(pid, _SHARES)
+
+
+def _age_s(instant_ns: int) -> float:
+    return round((time.monotonic_ns() - instant_ns) / 1e9, 3)
 
 
 def _encode(message: dict[str, object]) -> bytes:

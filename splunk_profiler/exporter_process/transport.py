@@ -1,7 +1,8 @@
 """The parts of the connection to the exporter that both ends know: names, proofs, and frames of messages.
 
 The host writes a challenge of random bytes, a proof that it knows the token of the tree, and then a stream without
-frames of the transport. The first message to the host is the exporter's proof.
+frames of the transport. The first message to the host is the exporter's proof. A command that asks for the status of a
+host (`status`) has a proof of another kind. After it come the process id of that host, and one message as the answer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_CONNECTIONS = 256
 REFUSAL = f"the exporter process of this tree of processes serves {MAX_CONNECTIONS} others already".encode()
 CHALLENGE_BYTES = PROOF_BYTES = 16
+QUESTION = struct.Struct("<I")  # process id of a host, as the exporter sees it
 _DIGEST_BYTES = 16
 _PEER = struct.Struct("iII")  # pid, uid, gid
 
@@ -48,6 +50,11 @@ def prove_exporter(token: str, challenge: bytes) -> bytes:
 def prove_host(token: str, challenge: bytes) -> bytes:
     """Return the proof of a host. Only who has given the exporter's proof gets it, so it cannot be used again."""
     return _prove(token, challenge, b"host")
+
+
+def prove_asker(token: str, challenge: bytes) -> bytes:
+    """Return the proof of a command that asks for a status."""
+    return _prove(token, challenge, b"asker")
 
 
 def _prove(token: str, challenge: bytes, side: bytes) -> bytes:

@@ -39,6 +39,9 @@ class EchoSession:
         answers, self._answers = self._answers, []
         return answers
 
+    def status(self) -> bytes:
+        return b"status of %d" % self._pid
+
     def log_lines(self) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -35,6 +35,9 @@ class _Session:
     def messages(self) -> list[bytes]:
         return []
 
+    def status(self) -> bytes:
+        return b""
+
     def log_lines(self) -> AbstractContextManager[None]:
         return nullcontext()
 

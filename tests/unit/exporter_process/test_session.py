@@ -17,7 +17,10 @@ from splunk_profiler.config.handover import to_values
 from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.exporter_process import session
 from splunk_profiler.exporter_process.session import Shares, StreamSession
+from splunk_profiler.exporter_process.status import StatusError, decode
 from splunk_profiler.model import ExportResult, ExportStatus
+from splunk_profiler.stream.codec import encode
+from splunk_profiler.stream.records import LostRecord
 
 
 def test_queues_of_many_sessions_share_a_bounded_memory() -> None:
@@ -111,3 +114,27 @@ def test_a_host_need_not_wait_until_what_exports_is_loaded(
     (batch,) = sink.batches
     assert batch
     assert fed.end_timeout_s > 1
+
+
+def test_status_says_what_became_of_records_and_of_lost_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = ScriptedSink(ExportResult(ExportStatus.REJECTED, "of no use"))
+    monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(lambda: sink, is_known))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")
+    fed = StreamSession(1, Shares(lambda: None))
+    with pytest.raises(StatusError, match="nothing of this process yet"):
+        decode(fed.status())
+    *pieces, end = record_run(to_values(from_env())).pieces
+    lost = encode(LostRecord(7))
+    for data in (*pieces, lost, lost, end):
+        fed.feed(data)
+    while not fed.is_done:
+        pass
+    status = decode(fed.status())
+    counters = status.counters
+    assert counters.recorded == counters.rejected > 0 == counters.waiting
+    assert status.lost_snapshots == 14
+    assert status.destination == "http://collector:4317 (from OTEL_EXPORTER_OTLP_ENDPOINT)"
+    assert (status.failure, status.delivered_age_s) == ("of no use", None)
+    assert status.failed_age_s is not None
+    assert status.age_s >= status.failed_age_s >= 0
+    assert status.period_ms == 0  # its captures had no deadlines

@@ -1,0 +1,123 @@
+"""The status of a host of an exporter process: what became of its records, and the question for it.
+
+The session in the exporter process makes it; `ask` runs in a command. Has no secret of the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import IO, Any, NamedTuple
+
+from splunk_profiler.config.parsers import ProfilerError
+from splunk_profiler.exporter_process.loop_blockers import LoopBlocker
+from splunk_profiler.exporter_process.transport import (
+    CHALLENGE_BYTES,
+    LENGTH,
+    MAX_MESSAGE_BYTES,
+    QUESTION,
+    REFUSAL,
+    prove_asker,
+    prove_exporter,
+    socket_name,
+)
+from splunk_profiler.model import RecordCounters
+
+_MAX_TEXT = 1000
+_TIMEOUT_S = 10.0  # of each message: beside many busy processes the exporter may have no processor for seconds
+
+
+class StatusError(ProfilerError):
+    """The exporter gives no status; the message says why."""
+
+
+class HostStatus(NamedTuple):
+    """What a person should know of a host of the exporter process.
+
+    Attributes:
+        age_s: time since the host has connected; all numbers are of that time.
+        has_profiles: True if its records are profiles.
+        lost_snapshots: snapshots that the host could not send.
+        destination: destination and its setting, in words.
+        delivered_age_s: time since the last delivery; None if there was none.
+        failed_age_s: time since records were last not delivered, or refused, and `failure` why.
+        period_ms: time between the last two snapshots; 0 if there were none.
+        configured_period_ms: the same as it is configured.
+        loop_blockers: the functions that blocked the event loop for longest.
+    """
+
+    age_s: float
+    has_profiles: bool
+    counters: RecordCounters
+    lost_snapshots: int
+    destination: str
+    delivered_age_s: float | None
+    failed_age_s: float | None
+    failure: str
+    period_ms: int
+    configured_period_ms: int
+    loop_blockers: list[LoopBlocker]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values as JSON has them."""
+        blockers = [each._asdict() for each in self.loop_blockers]
+        return {**self._asdict(), "counters": self.counters._asdict(), "loop_blockers": blockers}
+
+    def encode(self) -> bytes:
+        """Return the answer of the exporter, texts cut short."""
+        texts = {"destination": self.destination[:_MAX_TEXT], "failure": self.failure[:_MAX_TEXT]}
+        return json.dumps({**self.to_dict(), **texts}).encode()
+
+
+def decode(answer: bytes) -> HostStatus:
+    """Return the status in an answer.
+
+    Raises:
+        StatusError: it is none.
+    """
+    if not answer:
+        raise StatusError("it knows nothing of this process yet")
+    try:
+        values = json.loads(answer)
+        values["counters"] = RecordCounters(**values["counters"])
+        values["loop_blockers"] = [LoopBlocker(**each) for each in values["loop_blockers"]]
+        return HostStatus(**values)
+    except (ValueError, TypeError, KeyError):
+        raise StatusError("its answer is that of another version of splunk-profiler") from None
+
+
+def ask(token: str, uid: int, pid: int) -> HostStatus:
+    """Ask the exporter of this token and user for the status of a host: the process id as the exporter sees it.
+
+    Raises:
+        StatusError: it gives none.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_TIMEOUT_S)
+            connection.connect(socket_name(token, uid))
+            challenge = os.urandom(CHALLENGE_BYTES)
+            connection.sendall(challenge)
+            with connection.makefile("rb") as stream:
+                proof = _read_message(stream)
+                if proof == REFUSAL:
+                    raise StatusError(proof.decode())
+                if proof != prove_exporter(token, challenge):
+                    raise StatusError("it does not prove that it is an exporter")
+                connection.sendall(prove_asker(token, challenge) + QUESTION.pack(pid))
+                return decode(_read_message(stream))
+    except TimeoutError:
+        raise StatusError("it does not answer") from None
+    except OSError as error:
+        raise StatusError(f"it cannot be asked: {error.strerror}") from None
+
+
+def _read_message(stream: IO[bytes]) -> bytes:
+    header = stream.read(LENGTH.size)
+    if len(header) == LENGTH.size:
+        (length,) = LENGTH.unpack(header)
+        message = stream.read(min(length, MAX_MESSAGE_BYTES))
+        if len(message) == length:
+            return message
+    raise StatusError("it refuses the question, as other versions of splunk-profiler do")

@@ -1,0 +1,134 @@
+"""The question for the status of a host, as an exporter process answers it to commands and to strangers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from target_process import TESTS, environment
+
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import connected, exporter_pid, new_connection, wait_for_end
+
+from splunk_profiler.exporter_process.connection import ExporterConnection
+from splunk_profiler.exporter_process.transport import (
+    CHALLENGE_BYTES,
+    PROOF_BYTES,
+    QUESTION,
+    frame,
+    prove_asker,
+    prove_exporter,
+    prove_host,
+    socket_name,
+)
+
+_TOKEN = os.urandom(16).hex()
+_CHALLENGE = bytes(CHALLENGE_BYTES)
+_PROOF = prove_asker(_TOKEN, _CHALLENGE)
+_GREETING = frame(prove_exporter(_TOKEN, _CHALLENGE))
+_QUESTION = QUESTION.pack(os.getpid())
+_STATUS = b"status of %d" % os.getpid()
+_NOBODY = 65534
+_SERVER = """
+import os, socket, sys
+from echo_session import EchoSession
+from splunk_profiler.exporter_process.server import Server
+from splunk_profiler.exporter_process.transport import socket_name
+os.setuid(int(sys.argv[2]))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(socket_name(sys.argv[1], os.geteuid()))
+listener.listen()
+print("ready", flush=True)
+Server(listener, EchoSession, sys.argv[1]).run()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _sessions_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "targets"))
+
+
+@pytest.fixture
+def connection() -> Iterator[ExporterConnection]:
+    with connected(token=_TOKEN) as made:
+        yield made
+
+
+def _connect(uid: int) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(socket_name(_TOKEN, uid))  # waits for its place in the backlog, as it does without a timeout only
+    made.settimeout(30)
+    return made
+
+
+def _ask(*pieces: bytes, uid: int | None = None) -> bytes:
+    """Send the pieces, each once the exporter has answered the challenge, and return all that comes up to the end."""
+    with _connect(os.geteuid() if uid is None else uid) as asker, asker.makefile("rb") as stream:
+        asker.sendall(_CHALLENGE)
+        assert stream.read(len(_GREETING)) == _GREETING
+        for piece in pieces:
+            asker.sendall(piece)
+        return stream.read()
+
+
+def test_command_that_knows_the_token_is_told_the_status_of_a_host(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    assert _ask(_PROOF + _QUESTION) == frame(_STATUS)
+    assert _ask(*(bytes([byte]) for byte in _PROOF + _QUESTION)) == frame(_STATUS)
+    assert _ask(_PROOF + QUESTION.pack(pid)) == frame(b"")  # which is no host
+    assert exporter_pid(connection) == pid
+
+
+@pytest.mark.parametrize("proof", [bytes(PROOF_BYTES), prove_asker("another", _CHALLENGE), _GREETING[-PROOF_BYTES:]])
+def test_stranger_without_the_token_is_told_nothing(proof: bytes, connection: ExporterConnection) -> None:
+    exporter_pid(connection)
+    assert _ask(proof) == b""
+
+
+def test_proof_of_another_challenge_is_worth_nothing(connection: ExporterConnection) -> None:
+    exporter_pid(connection)
+    assert _ask(prove_asker(_TOKEN, os.urandom(CHALLENGE_BYTES))) == b""
+
+
+def test_askers_that_hang_or_go_disturb_neither_hosts_nor_others(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    with ExitStack() as hanging:
+        for words in (b"", _PROOF, _PROOF + b"\1", _PROOF + _QUESTION):  # the last one does not read
+            for _ in range(20):
+                hanging.enter_context(_connect(os.geteuid())).sendall(_CHALLENGE + words)
+        assert exporter_pid(connection) == pid
+        assert _ask(_PROOF + _QUESTION) == frame(_STATUS)
+    with _connect(os.geteuid()) as asker:
+        asker.sendall(_CHALLENGE + _PROOF + _QUESTION)  # and ends at once
+    assert exporter_pid(connection) == pid
+    assert connection.generation == 1
+    assert connection.receive() == []  # no line for the log of the host
+
+
+def test_asker_keeps_no_exporter_alive() -> None:
+    connection = new_connection(token=_TOKEN)
+    exporter = exporter_pid(connection)
+    with _connect(os.geteuid()) as asker:
+        asker.sendall(_CHALLENGE + _PROOF)
+        assert _ask(_PROOF + _QUESTION) == frame(_STATUS)
+        assert connection.close(30)
+        wait_for_end(exporter)
+        assert asker.recv(1000) == _GREETING
+        assert asker.recv(1000) == b""
+
+
+def test_root_may_ask_the_exporter_of_another_user_but_is_no_host() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    command = [sys.executable, "-c", _SERVER, _TOKEN, str(_NOBODY)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        assert _ask(_PROOF + _QUESTION, uid=_NOBODY) == frame(b"")
+        assert _ask(prove_host(_TOKEN, _CHALLENGE), uid=_NOBODY) == b""
+        server.kill()
