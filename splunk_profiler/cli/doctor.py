@@ -14,13 +14,14 @@ from typing import Any
 
 import click
 
-from splunk_profiler.cli import checks, destination_checks
+from splunk_profiler.cli import checks, delivery_checks, destination_checks
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profiler_checks import check_host_profilers
 from splunk_profiler.cli.output import print_json, print_line
-from splunk_profiler.cli.process_checks import check_process, environment_of
+from splunk_profiler.cli.process_checks import check_process, environment_of, find_exporter
 from splunk_profiler.config import Resolved, environment, from_env
 from splunk_profiler.config.parsers import NoDestination
+from splunk_profiler.exporter_process.status import HostStatus, StatusError
 
 _MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
     Verdict.GOOD: ("✓", {}),
@@ -39,8 +40,9 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     """Say whether samples would flow, and if not, why.
 
     Looks at the settings in effect and where each came from, at this Python and its packages, at the way to
-    the collector, the directory or the Datadog agent, and sends one real sample of itself there. Ask it in the
-    environment of the service:
+    the collector, the directory or the Datadog agent, and sends one real sample of itself there. Of a running
+    process it also says what became of its records, what is lost and why, and what blocked its event loop. Ask
+    it in the environment of the service:
 
     \b
     splunk-profiler run [OPTIONS] -- splunk-profiler doctor
@@ -66,17 +68,33 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         "Destination": [*destination_checks.check_destination(resolved, env)],
         "Host profilers": [*check_host_profilers(resolved, env)],
     }
+    status = None
     if pid is not None:
-        target = resolved.endpoint.authority if resolved.endpoint is not None else ""
-        sections = {"Process": [*check_process(pid, target)], **sections}
+        of_process, status = _examine_process(pid, resolved)
+        sections = {**of_process, **sections}
     if not no_export and not isinstance(resolved.destination, NoDestination):
         sections["Test"] = [*destination_checks.check_export(resolved)]
     failures = [finding for section in sections.values() for finding in section if finding.verdict is Verdict.FAILURE]
     if as_json:
-        print_json(_to_dict(resolved, sections, bool(failures)), indent=2)
+        of_records = None if status is None else status.to_dict()
+        print_json({**_to_dict(resolved, sections, bool(failures)), "records": of_records}, indent=2)
     else:
         _print(resolved, sections, failures)
     return int(bool(failures))
+
+
+def _examine_process(pid: int, resolved: Resolved) -> tuple[dict[str, list[Finding]], HostStatus | None]:
+    """Return the sections on a running process, and what its exporter process says of its records."""
+    target = resolved.endpoint.authority if resolved.endpoint is not None else ""
+    exporter_pid, status = find_exporter(pid), None
+    sections = {"Process": [*check_process(pid, target, exporter_pid)]}
+    if exporter_pid is not None:
+        try:
+            status = delivery_checks.ask_exporter(exporter_pid, pid)
+            sections["Records"] = [*delivery_checks.check_records(status)]
+        except StatusError as error:
+            sections["Records"] = [delivery_checks.unknown(error)]
+    return sections, status
 
 
 def _to_dict(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:

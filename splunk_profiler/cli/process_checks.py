@@ -38,9 +38,17 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def check_process(pid: int, target: str) -> Iterator[Finding]:
+def find_exporter(pid: int) -> int | None:
+    """Return the process id of the exporter process that serves `pid`; None if there is none, or it is not seen."""
+    exporters = _find_exporters()
+    peers = unix_peers() if exporters else {}
+    ends = {peers[inode] for inode in _socket_inodes(_root_of(pid)) if inode in peers}
+    return next((int(exporter.name) for exporter in exporters if ends & _socket_inodes(exporter)), None)
+
+
+def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[Finding]:
     """Look for the profiler in process `pid`; `target` is ``host:port`` of its collector, or empty."""
-    root = Path("/proc") / str(pid)
+    root = _root_of(pid)
     executable = _read_link(root / "exe")
     command = read_proc_file(root / "cmdline").replace("\0", " ").strip()
     yield note("process", f"{pid}: {command[:200]}")
@@ -65,31 +73,30 @@ def check_process(pid: int, target: str) -> Iterator[Finding]:
     if publishing_libraries:
         fact = f"libraries that they look for are loaded ({', '.join(publishing_libraries)}…)"
         yield good("host profilers", fact, f"to see what they would read: splunk-profiler inspect {pid}")
-    exporters = _find_exporters()
-    exporter = _connected_exporter(root, exporters)
-    if exporter is None and exporters and not _are_sockets_visible(root):
+    if exporter_pid is None and _find_exporters() and not _are_sockets_visible(root):
         fact = "an exporter process runs here, and the kernel does not say whether it serves this process"
         yield note("exporter", fact, "ask as root in the network namespace of the process")
         return
-    yield _exporter_finding(exporter, has_grpc="/cygrpc" in maps, needs_grpc=bool(target))
+    yield _exporter_finding(exporter_pid, has_grpc="/cygrpc" in maps, needs_grpc=bool(target))
     if not target:
         return
     port = int(target.rpartition(":")[2])
-    count = _count_connections(exporter or root, port)
+    count = _count_connections(_root_of(exporter_pid or pid), port)
     if count:
         yield good("connection", f"{count} open to port {port}")
     else:
         yield warning("connection", f"none open to port {port} ({target}) at this moment")
 
 
-def _exporter_finding(exporter: Path | None, *, has_grpc: bool, needs_grpc: bool) -> Finding:
-    if exporter is not None:
-        return good("exporter", f"process {exporter.name} makes records and sends them")
+def _exporter_finding(exporter_pid: int | None, *, has_grpc: bool, needs_grpc: bool) -> Finding:
+    if exporter_pid is not None:
+        return good("exporter", f"process {exporter_pid} makes records and sends them")
     fact = "no exporter process is connected to it"
     if needs_grpc and not has_grpc:
         return warning("exporter", f"{fact}, and no gRPC is in it: it has not sent anything yet")
     if has_grpc:
-        return good("exporter", f"{fact}: threads of its own make records and send them")
+        fact = f"{fact}: threads of its own make records and send them"
+        return good("exporter", fact, "what becomes of these says the log of the process (logger splunk_profiler)")
     return note("exporter", f"{fact}: threads of its own make records, or it has not sent anything yet")
 
 
@@ -103,10 +110,8 @@ def _find_exporters() -> list[Path]:
     ]
 
 
-def _connected_exporter(root: Path, exporters: list[Path]) -> Path | None:
-    peers = unix_peers() if exporters else {}
-    ends = {peers[inode] for inode in _socket_inodes(root) if inode in peers}
-    return next((exporter for exporter in exporters if ends & _socket_inodes(exporter)), None)
+def _root_of(pid: int) -> Path:
+    return Path("/proc") / str(pid)
 
 
 def _are_sockets_visible(root: Path) -> bool:

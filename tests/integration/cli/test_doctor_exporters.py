@@ -13,7 +13,7 @@ pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import exporter_pid, new_connection, wait_for_end
 
 from splunk_profiler.cli.checks import Finding, Verdict
-from splunk_profiler.cli.process_checks import check_process
+from splunk_profiler.cli.process_checks import check_process, find_exporter
 
 _STARTER = """
 import sys
@@ -26,7 +26,8 @@ _ADDRESS = "127.0.0.1:9"  # where nothing listens
 
 
 def _exporter_finding(target: str) -> Finding:
-    (found,) = (one for one in check_process(os.getpid(), target) if one.subject == "exporter")
+    findings = check_process(os.getpid(), target, find_exporter(os.getpid()))
+    (found,) = (one for one in findings if one.subject == "exporter")
     return found
 
 
@@ -53,4 +54,5 @@ def test_exporter_that_another_process_has_started_is_found(monkeypatch: pytest.
 def test_threads_that_export_are_said_where_no_exporter_is_connected() -> None:
     pytest.importorskip("grpc")
     fact = "no exporter process is connected to it: threads of its own make records and send them"
-    assert _exporter_finding(_ADDRESS) == Finding(Verdict.GOOD, "exporter", fact)
+    remedy = "what becomes of these says the log of the process (logger splunk_profiler)"
+    assert _exporter_finding(_ADDRESS) == Finding(Verdict.GOOD, "exporter", fact, remedy)

@@ -16,7 +16,9 @@ from exporting_process import ExportingProcess
 from inspected_process import InspectedProcess, TargetBuilder, datagram_socket, labels, record_bytes, storage
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from received_profiles import read
 from receiver_process import Receiver
+from target_process import Target, profiling_settings
 
 NAME = "shop[/eu]\x1b]0;x\x07\x1b[2J:smile:\r\nsplunk-profiler: error: forged\x9b31m\u202e"
 SHOWN = "shop[/eu]\\x1b]0;x\\x07\\x1b[2J:smile:\\r\\nsplunk-profiler: error: forged\\x9b31m\\u202e"
@@ -166,6 +168,22 @@ def test_doctor_shows_the_environment_and_the_command_literally(tmp_path: Path) 
         text = unfolded(run("doctor", "--no-export", "--pid", str(target.pid), ends_with=1))
         assert f"input(){SHOWN.partition(':')[0]}" in text
         target.communicate(b"\n", timeout=DEADLINE_S)
+
+
+def test_doctor_shows_blockers_and_answers_of_receivers_literally() -> None:
+    settings = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}
+    answer = "[/eu]\x1b[2J\x9b31m\u202e"
+    with Receiver() as receiver:
+        env = profiling_settings(receiver.url, 10, **settings)
+        with Target("blocking_loop.py", NAME, NAME, env=env) as target:
+            receiver.record(lambda record: any(sample.loop_blocks for sample in read(record).samples))
+            receiver.switch(f"partial 1 {answer}")
+            target.find("(the receiver refused some)")
+            text = unfolded(run("doctor", "--no-export", "--pid", str(target.pid)))
+            target.close_stdin()
+            assert target.finish() == 0, target.output
+    assert unfolded(f"task {SHOWN}, endpoint") in text
+    assert "[/eu]\\x1b[2J\\x9b31m\\u202e" in text
 
 
 def test_what_a_collector_answers_stays_one_line_of_the_services_log() -> None:

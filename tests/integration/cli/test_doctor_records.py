@@ -1,0 +1,102 @@
+"""The doctor says what became of the records of a running service, and what blocks its event loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from command_line import UNREACHABLE_URL, splunk_profiler
+from received_profiles import read
+from receiver_process import Receiver
+from target_process import Target, profiling_settings
+
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import find_exporters, wait_for_end
+
+_PASSWORD = "correct-horse"  # noqa: S105
+
+
+@contextmanager
+def _service(receiver_url: str, **settings: str) -> Iterator[Target]:
+    """Run a service whose requests block its event loop."""
+    env = profiling_settings(receiver_url, 10, SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64", **settings)
+    with Target("blocking_loop.py", "GET /invoice", "invoice", env=env) as target:
+        yield target
+        exporters = find_exporters(target.pid)
+        target.close_stdin()
+        assert target.finish() == 0, target.output
+    for exporter in exporters:
+        wait_for_end(exporter)
+
+
+def _has_blocks(record: dict[str, Any]) -> bool:
+    return any(sample.loop_blocks for sample in read(record).samples)
+
+
+def _examine(pid: int) -> tuple[int, dict[str, Any], str]:
+    """Return exit code and answer of the doctor, and a line for each finding on records."""
+    ended = splunk_profiler("doctor", "--no-export", "--json", "--pid", str(pid))
+    data = json.loads(ended.stdout)
+    found = [each for each in data["findings"] if each["section"] == "Records"]
+    return ended.returncode, data, "\n".join(f"{each['verdict']} {each['subject']}: {each['fact']}" for each in found)
+
+
+def test_service_with_a_blocked_loop_shows_what_blocks_it() -> None:
+    with (
+        Receiver() as receiver,
+        _service(receiver.url, OTEL_EXPORTER_OTLP_HEADERS=f"authorization={_PASSWORD}") as target,
+    ):
+        receiver.record(_has_blocks)
+        code, data, found = _examine(target.pid)
+        shown = splunk_profiler("doctor", "--no-export", "--pid", str(target.pid)).stdout
+    assert (code, data["samples_would_flow"]) == (0, True)
+    status = data["records"]
+    (blocker,) = status["loop_blockers"]
+    assert (blocker["function"], blocker["task"], blocker["endpoint"]) == (
+        "__main__.render_pdf",
+        "invoice",
+        "GET /invoice",
+    )
+    assert blocker["blocked_ns"] > 100_000_000 * blocker["blocks"] > 0
+    assert status["counters"]["delivered"] > 0
+    assert (status["failed_age_s"], status["lost_snapshots"]) == (None, 0)
+    assert status["period_ms"] == status["configured_period_ms"] == 10
+    assert f"ok delivery: last delivered {status['delivered_age_s']:.1f} s ago, to {receiver.url}" in found
+    assert "warning event loop: __main__.render_pdf blocked it" in found
+    assert "total (task invoice, endpoint GET /invoice)" in " ".join(shown.split())
+    assert _PASSWORD not in json.dumps(data) + shown
+
+
+def test_dead_collector_shows_the_error_and_what_waits() -> None:
+    with _service(UNREACHABLE_URL) as target:
+        target.line("profiling records are not delivered:")
+        code, data, found = _examine(target.pid)
+    counters = data["records"]["counters"]
+    assert code == 1
+    assert counters["recorded"] == counters["waiting"] > 0 == counters["delivered"]
+    assert f"{counters['recorded']:,} profiles made in " in found
+    assert f", 0 sent, {counters['waiting']:,} waiting" in found
+    assert f"failure delivery: nothing delivered yet, to {UNREACHABLE_URL} " in found
+    assert "s ago: no collector can be reached at " in found
+
+
+def test_receiver_that_refuses_profiles_is_said_to_be_why_they_are_lost() -> None:
+    with Receiver(mode="refuse INVALID_ARGUMENT") as receiver, _service(receiver.url) as target:
+        target.line("profiling records are not delivered:")
+        code, data, found = _examine(target.pid)
+    assert code == 1
+    assert f"warning lost: {data['records']['counters']['rejected']} because the receiver refused them" in found
+    assert "refused with INVALID_ARGUMENT by the test" in found
+
+
+def test_threads_that_export_are_said_not_to_be_asked() -> None:
+    with Receiver() as receiver, _service(receiver.url, SPLUNK_PROFILER_EXPORTER="thread") as target:
+        receiver.records(1)
+        _, data, found = _examine(target.pid)
+    assert (data["records"], found) == (None, "")
+    (finding,) = (each for each in data["findings"] if (each["section"], each["subject"]) == ("Process", "exporter"))
+    assert "threads of its own make records and send them" in finding["fact"]
+    assert "logger splunk_profiler" in finding["remedy"]
