@@ -264,6 +264,7 @@ function fillHead() {
     if (button.dataset.view === "trace") button.hidden = Boolean(saved && !saved.values[value()]?.trace);
     if (OF_FUNCTION.has(button.dataset.view)) button.hidden = !state.get("function");
   }
+  byId("search-label").hidden = view() === "source";
   byId("up").hidden = !["flame", "inverted", "trace"].includes(view());
   byId("up").setAttribute("aria-pressed", String(state.has("up")));
   fillLinks();

@@ -91,7 +91,7 @@ class Filter {
     box.checked = isChosen;
     box.disabled = Boolean(saved);
     box.addEventListener("change", () => this.choose(name, box.checked));
-    make("span", name || "(none)", label).title = clean(name);
+    make("span", brief(name) || "(none)", label).title = clean(name);
     make("span", weight === null ? "" : amount(weight, unit()), label);
     if (box.dataset.choice === focused) box.focus();
   }

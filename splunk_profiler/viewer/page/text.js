@@ -14,7 +14,7 @@ const FACETS = {
   service: "service", version: "version", process: "process", endpoint: "endpoint", span: "span name", thread: "thread", code: "whose code",
   state: "state", trace: "trace",
 };
-const facetName = (name) => FACETS[name] ?? name.replace(/^label:/, "label ");
+const facetName = (name) => FACETS[name] ?? brief(name.replace(/^label:/, "label "));
 
 const UNITS = {
   nanoseconds: [[8.64e13, "d"], [3.6e12, "h"], [6e10, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]],

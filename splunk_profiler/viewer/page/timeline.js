@@ -66,8 +66,9 @@ function drawAxis(count) {
   if (!count) return;
   for (const [at, text] of ticks(timeline.start, bucketStart(count))) {
     const place = (at - start) / length;
-    if (place < 0.04 || place > 0.96) continue; // its text would be cut off
-    make("span", text, axis).style.left = `${100 * place}%`;
+    const tick = make("span", text, axis), room = tick.offsetWidth / 2 / axis.clientWidth;
+    tick.style.left = `${100 * place}%`;
+    if (place < room || place > 1 - room) tick.remove(); // its text would be cut off
   }
 }
 

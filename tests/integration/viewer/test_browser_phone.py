@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from browser import Page
 from saved_samples import sample_line
-from viewer_page import IN_BROWSER, SCREENS, shown, shown_on
+from viewer_page import IN_BROWSER, SCREENS, broken_rules, shown, shown_on
 
 pytestmark = IN_BROWSER
 NAME = "uvicorn.protocols.http.httptools_impl.RequestResponseCycle.run_asgi"
@@ -59,6 +60,25 @@ def test_the_end_of_a_long_file_and_its_line_can_be_read(page: Page, long: str, 
     assert line <= clip + 1
 
 
+def test_the_numbers_of_each_line_of_source_are_on_a_narrow_page(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(f"def handle():\n    return call({'argument, ' * 40})\n    return {'x' * 3000}\n", "utf-8")
+    samples = [sample_line(f"shop.app.handle({file}:{line})") for line in (2, 3)]
+    (tmp_path / "logs.jsonl").write_text("".join(samples), "utf-8")
+    with shown_on(page, tmp_path) as address:
+        page.open(f"{address}#view=source&function=shop.app.handle&file={file}", width=390)
+        assert page.value("byId('source-lines').scrollWidth <= byId('source-lines').clientWidth")
+        rows = page.value(
+            """[...document.querySelectorAll("#source-lines tr")].map((row) => [...row.cells].map((cell) => {
+                const { left, right, height } = cell.getBoundingClientRect();
+                return 0 <= left && right <= 390 ? cell.innerText && Math.round(height) > 0 : "outside";
+            }))"""
+        )
+        assert rows == [[True] * 4, [True, True, "", ""], [True] * 4, [True] * 4]
+        assert not broken_rules(page)
+        page.keep_picture(SCREENS / "phone_source.png")
+
+
 def test_the_line_about_a_frame_has_room_on_a_narrow_page(page: Page, long: str) -> None:
     page.open(long, width=390)
     height = page.box("#frame")[3]
@@ -68,3 +88,14 @@ def test_the_line_about_a_frame_has_room_on_a_narrow_page(page: Page, long: str)
     assert page.value("byId('frame').scrollHeight <= byId('frame').clientHeight")
     assert page.box("#frame")[3] == height
     page.keep_picture(SCREENS / "phone_frame.png")
+
+
+def test_no_time_of_the_axis_is_cut_off(page: Page, address: str) -> None:
+    page.open(address, width=280)
+    left, _, width, _ = page.box("#axis")
+    ends = page.value(
+        "[...byId('axis').children].flatMap((each) => { const box = each.getBoundingClientRect();"
+        " return [box.left, box.right]; })"
+    )
+    assert len(ends) > 2
+    assert all(left <= end <= left + width for end in ends), ends
