@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.process_checks import environment_of
+from splunk_profiler.cli.process_checks import abstract_socket_of, environment_of
 from splunk_profiler.exporter_process.__main__ import VARIABLE
 from splunk_profiler.exporter_process.loop_blockers import LoopBlocker
 from splunk_profiler.exporter_process.status import HostStatus, StatusError, ask
@@ -29,14 +28,13 @@ def ask_exporter(exporter_pid: int, pid: int) -> HostStatus:
     """
     try:
         token = json.loads(environment_of(exporter_pid)[VARIABLE])["token"]
-        uid = Path(f"/proc/{exporter_pid}").stat().st_uid
         # As the exporter sees it, whose PID namespace is that of the process or one around it.
         seen_pid = _namespaced_pids(pid)[len(_namespaced_pids(exporter_pid)) - 1]
     except CommandError as error:
         raise StatusError(str(error)) from None
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError):
         raise StatusError("it has ended, or is of another version of splunk-profiler") from None
-    return ask(token, uid, seen_pid)
+    return ask(token, abstract_socket_of(exporter_pid), seen_pid)
 
 
 def unknown(reason: StatusError) -> Finding:

@@ -46,6 +46,19 @@ def find_exporter(pid: int) -> int | None:
     return next((int(exporter.name) for exporter in exporters if ends & _socket_inodes(exporter)), None)
 
 
+def abstract_socket_of(pid: int) -> bytes:
+    """Return the abstract name of a Unix socket of process `pid`; empty if it has none.
+
+    An exporter process has one. Its name has the user as the namespace of that knows it.
+    """
+    inodes = _socket_inodes(_root_of(pid))
+    for line in read_proc_file(_root_of(pid) / "net" / "unix").splitlines()[1:]:
+        inode, *path = line.split()[6:]
+        if int(inode) in inodes and path and path[0].startswith("@"):
+            return b"\0" + path[0][1:].encode()
+    return b""
+
+
 def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[Finding]:
     """Look for the profiler in process `pid`; `target` is ``host:port`` of its collector, or empty."""
     root = _root_of(pid)

@@ -20,7 +20,6 @@ from splunk_profiler.exporter_process.transport import (
     REFUSAL,
     prove_asker,
     prove_exporter,
-    socket_name,
 )
 from splunk_profiler.model import RecordCounters
 
@@ -87,8 +86,8 @@ def decode(answer: bytes) -> HostStatus:
         raise StatusError("its answer is that of another version of splunk-profiler") from None
 
 
-def ask(token: str, uid: int, pid: int) -> HostStatus:
-    """Ask the exporter of this token and user for the status of a host: the process id as the exporter sees it.
+def ask(token: str, name: bytes, pid: int) -> HostStatus:
+    """Ask the exporter with this token and name of its socket for the status of a host, as it knows its process id.
 
     Raises:
         StatusError: it gives none.
@@ -96,7 +95,7 @@ def ask(token: str, uid: int, pid: int) -> HostStatus:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_TIMEOUT_S)
-            connection.connect(socket_name(token, uid))
+            connection.connect(name)
             challenge = os.urandom(CHALLENGE_BYTES)
             connection.sendall(challenge)
             with connection.makefile("rb") as stream:

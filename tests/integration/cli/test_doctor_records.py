@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from command_line import UNREACHABLE_URL, splunk_profiler
+from command_line import COMMAND, ROOT, TARGETS, UNREACHABLE_URL, splunk_profiler
 from received_profiles import read
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
 pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import find_exporters, wait_for_end
+from pid_namespace import NAMESPACE, children, process_1, skip_without_namespace
 
 _PASSWORD = "correct-horse"  # noqa: S105
 
@@ -100,3 +102,17 @@ def test_threads_that_export_are_said_not_to_be_asked() -> None:
     (finding,) = (each for each in data["findings"] if (each["section"], each["subject"]) == ("Process", "exporter"))
     assert "threads of its own make records and send them" in finding["fact"]
     assert "logger splunk_profiler" in finding["remedy"]
+
+
+def test_process_of_a_container_is_known_to_the_exporter_there() -> None:
+    skip_without_namespace()
+    with Receiver() as receiver:
+        words = [*COMMAND, "run", "--", sys.executable, str(TARGETS / "exported_service.py")]
+        with Target(*NAMESPACE, *words, env=profiling_settings(receiver.url, 10), cwd=ROOT) as target:
+            receiver.record()
+            application, _ = children(process_1(target.pid))
+            _, data, found = _examine(application)
+            target.tell("stop")
+            assert target.finish() == 0, target.output
+    assert data["records"]["counters"]["delivered"] > 0
+    assert found.startswith("ok records: ")

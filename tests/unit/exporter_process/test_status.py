@@ -71,13 +71,13 @@ def _failure(*answers: bytes, knows_token: bool = True) -> str:
         _exporter(*answers, knows_token=knows_token) as (token, _),
         pytest.raises(StatusError) as raised,
     ):
-        ask(token, os.geteuid(), _PID)
+        ask(token, socket_name(token, os.geteuid()), _PID)
     return str(raised.value)
 
 
 def test_answer_to_the_question_for_a_host_is_its_status() -> None:
     with _exporter(frame(_STATUS.encode())) as (token, asked):
-        assert ask(token, os.geteuid(), _PID) == _STATUS
+        assert ask(token, socket_name(token, os.geteuid()), _PID) == _STATUS
     assert asked == [QUESTION.pack(_PID)]
 
 
@@ -88,7 +88,7 @@ def test_reason_why_there_is_no_status_is_said_in_words() -> None:
     for other in (b"{}", b"[]", b"\xff", b'{"counters": {"seen": 1}, "loop_blockers": []}'):
         assert _failure(frame(other)) == "its answer is that of another version of splunk-profiler"
     with pytest.raises(StatusError, match="cannot be asked: Connection refused"):
-        ask("no exporter has this token", os.geteuid(), _PID)
+        ask("", b"\0no exporter has this name", _PID)
 
 
 def test_process_without_the_token_gets_no_proof_of_the_asker() -> None:
@@ -96,7 +96,7 @@ def test_process_without_the_token_gets_no_proof_of_the_asker() -> None:
         _exporter(knows_token=False) as (token, asked),
         pytest.raises(StatusError, match="does not prove that it is an exporter"),
     ):
-        ask(token, os.geteuid(), _PID)
+        ask(token, socket_name(token, os.geteuid()), _PID)
     assert asked == [b""]
 
 
@@ -115,7 +115,7 @@ def test_exporter_without_room_for_newcomers_says_why() -> None:
         refusing = threading.Thread(target=refuse)
         refusing.start()
         with pytest.raises(StatusError, match="serves 256 others already"):
-            ask(token, os.geteuid(), _PID)
+            ask(token, socket_name(token, os.geteuid()), _PID)
         refusing.join()
 
 
