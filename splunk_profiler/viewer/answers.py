@@ -256,10 +256,10 @@ class Answers:
             recording = self._refreshed()
             weights = self._weights(selection)
             place = None if function is None else recording.find_function(*function)
+            stacks, functions = recording.stacks.weighted(weights, place, inverted), recording.functions
             unit = recording.units.get(selection.value, "count")
             period_ns = recording.ends_ns(selection)
-        # Of many stacks this takes seconds, in which other questions are answered; the tables only grow.
-        stacks, functions = list(recording.stacks.weighted(weights, place, inverted)), recording.functions
+        # Of many stacks this takes seconds, in which other questions are answered; the functions only grow.
         if form == "folded":
             return exports.folded(stacks, functions).encode(errors="replace")
         if form == "speedscope":

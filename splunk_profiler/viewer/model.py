@@ -98,13 +98,6 @@ class Sample(NamedTuple):
     duration_ns: int = 0
 
 
-class Weighted(NamedTuple):
-    """A stack, root first, and its weight."""
-
-    stack: tuple[Frame, ...]
-    weight: int
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The samples with that value, from `since_ns` until before `until_ns`, with any of the values of each facet."""

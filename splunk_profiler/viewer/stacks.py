@@ -5,15 +5,30 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splunk_profiler.viewer.model import Frame, Weighted
+from splunk_profiler.viewer.model import Frame
 
 Numbers = NDArray[Any]
 _MERGE_RATIO = 64  # in a table so many times as long as what is new, that is merged; else all is sorted again
+
+
+class WeightedStacks(NamedTuple):
+    """Stacks, root first, and their weights; the frames of all are in a row, stack n between `starts` n and n + 1."""
+
+    functions: Numbers
+    lines: Numbers
+    starts: Numbers
+    weights: Numbers
+
+    def of_each(self, frames: Numbers) -> Iterator[list[Any]]:
+        """Yield for each stack its part of an array that is by frame."""
+        for start, end in pairwise(self.starts.tolist()):
+            yield frames[start:end].tolist()
 
 
 class Stacks:
@@ -49,20 +64,21 @@ class Stacks:
         """Return the frames of a stack as `place` takes them."""
         return self._frames[2 * self._starts[place] : 2 * self._starts[place + 1]].tobytes()
 
-    def weighted(self, weights: Numbers, function: int | None = None, inverted: bool = False) -> Iterator[Weighted]:
-        """Yield the stacks that have a weight, root first.
+    def weighted(self, weights: Numbers, function: int | None = None, inverted: bool = False) -> WeightedStacks:
+        """Return the stacks that have a weight.
 
         Args:
             weights: of each stack.
             function: only the parts of stacks from its outermost call on.
             inverted: up to that call in place of it.
         """
-        for place in np.flatnonzero(weights).tolist():
-            stack, weight = self.frames(place), int(weights[place])
-            if function is None:
-                yield Weighted(stack, weight)
-            elif (at := next((at for at, frame in enumerate(stack) if frame.function == function), None)) is not None:
-                yield Weighted(stack[: at + 1] if inverted else stack[at:], weight)
+        table = self.built()
+        places, starts, ends = table.parts_of(function, inverted)
+        used = np.flatnonzero(weights[places])
+        lengths, weight = (ends - starts)[used], weights[places[used]].astype(np.int64)
+        new_starts = np.cumsum(np.append(0, lengths))
+        positions = np.arange(new_starts[-1]) + np.repeat(starts[used] - new_starts[:-1], lengths)
+        return WeightedStacks(table.functions[positions], table.lines[positions], new_starts, weight)
 
     def prepare(self) -> None:
         """Do what sums need, so that no question has to wait for it."""
@@ -140,6 +156,22 @@ class BuiltStacks:
     def _functions_of(self, place: int, inverted: bool) -> Numbers:
         functions = self.functions[self.starts[place] : self.starts[place + 1]]
         return functions[::-1] if inverted else functions
+
+    def parts_of(self, function: int | None, inverted: bool) -> tuple[Numbers, Numbers, Numbers]:
+        """Return places of stacks, and where a part of each begins and ends.
+
+        Args:
+            function: the part from its outermost call on, of stacks that have it; None for all of each stack.
+            inverted: up to that call in place of it.
+        """
+        if function is None:
+            return np.arange(len(self)), self.starts[:-1], self.starts[1:]
+        at = np.flatnonzero(self.functions == function)
+        places, first = np.unique(self.stack_of[at], return_index=True)
+        outermost = at[first]
+        return (
+            (places, self.starts[places], outermost + 1) if inverted else (places, outermost, self.starts[places + 1])
+        )
 
     def order(self, inverted: bool) -> tuple[Numbers, Numbers]:
         """Return `sort` of the whole stacks, from the root on, or from the leaf on if `inverted`."""

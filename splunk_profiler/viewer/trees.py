@@ -105,23 +105,15 @@ def call_tree(
 def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, function: int | None) -> _Parts:
     """Return the stacks that have any weight, or parts of them."""
     table = stacks.built()
-    starts, ends = table.starts[:-1], table.starts[1:]
-    order, common = table.order(inverted)
-    if function is not None:
-        at = np.flatnonzero(table.functions == function)
-        order, first = np.unique(table.stack_of[at], return_index=True)
-        outermost = np.zeros(len(stacks), np.int64)
-        outermost[order] = at[first]
-        starts, ends = (starts, outermost + 1) if inverted else (outermost, ends)
-        position = (ends - 1 if inverted else starts)[order]
-        by_frames, common = table.sort(position, (ends - starts)[order], inverted)
-        order = order[by_frames]
-    used = np.flatnonzero((weights[order] != 0) | (before[order] != 0))
+    places, starts, ends = table.parts_of(function, inverted)
+    length, position = ends - starts, ends - 1 if inverted else starts
+    order, common = table.order(inverted) if function is None else table.sort(position, length, inverted)
+    weight, before = weights[places[order]], before[places[order]]
+    used = np.flatnonzero((weight != 0) | (before != 0))
     # What two have in common is the least that any neighbours between them have.
     common = np.minimum.reduceat(common[: used[-1] + 1], np.append(0, used[:-1] + 1)) if len(used) else used
     order = order[used]
-    position = (ends - 1 if inverted else starts)[order]
-    return _Parts(position, (ends - starts)[order], common, weights[order], before[order])
+    return _Parts(position[order], length[order], common, weight[used], before[used])
 
 
 def _chosen(rows: _Rows, which: Numbers) -> _Rows:

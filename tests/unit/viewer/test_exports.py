@@ -7,19 +7,29 @@ import gzip
 import hashlib
 import json
 import re
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
 
 from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.viewer.exports import PAGE_FILES, folded, html, pprof, speedscope
-from splunk_profiler.viewer.model import Frame, Function, Weighted
+from splunk_profiler.viewer.model import Function
 from splunk_profiler.viewer.profile_messages import decode_body, read_places
+from splunk_profiler.viewer.stacks import Stacks, WeightedStacks
 
 FUNCTIONS = [Function("shop.main", "/srv/main.py", "application"), Function("a;b\n\udc80", "<frozen>", "library")]
-STACKS = [
-    Weighted((Frame(0, 3), Frame(1, 7)), 5),
-    Weighted((Frame(0, 3), Frame(1, 8)), 2),
-    Weighted((Frame(0, 3),), 1),
-    Weighted((), 4),
-]
+
+
+def weighted(*stacks: tuple[int, Sequence[int]]) -> WeightedStacks:
+    """Return stacks, each a weight, and functions and lines by turns."""
+    table = Stacks()
+    for _, frames in stacks:
+        table.place(array("i", frames).tobytes())
+    return table.weighted(np.array([float(weight) for weight, _ in stacks]))
+
+
+STACKS = weighted((5, (0, 3, 1, 7)), (2, (0, 3, 1, 8)), (1, (0, 3)), (4, ()))
 
 
 def test_folded_stacks_are_one_line_each_whatever_the_names() -> None:
@@ -36,8 +46,8 @@ def test_speedscope_has_each_stack_and_its_weight() -> None:
 
 def test_speedscope_has_the_functions_of_its_stacks_alone() -> None:
     functions = [Function("other.first", "", ""), *FUNCTIONS, Function("other.last", "", "")]
-    stacks = [Weighted(tuple(Frame(frame.function + 1, frame.line) for frame in STACKS[0].stack), 5)]
-    expected = speedscope(STACKS[:1], FUNCTIONS, "cpu", "nanoseconds")
+    stacks = weighted((5, (1, 3, 2, 7)))
+    expected = speedscope(weighted((5, (0, 3, 1, 7))), FUNCTIONS, "cpu", "nanoseconds")
     assert speedscope(stacks, functions, "cpu", "nanoseconds") == expected
 
 
