@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from result import Result, main
 
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
 from splunk_profiler.viewer.exports import pprof
-from splunk_profiler.viewer.model import Frame, Function, Selection, Weighted
+from splunk_profiler.viewer.model import Function, Selection
+from splunk_profiler.viewer.stacks import WeightedStacks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
@@ -73,8 +75,8 @@ def fill(database: Any, records: int, profiles: int) -> None:
     database.do(_RECORDS.format(records=records))
     database.do(_SPANS)
     functions = [Function(f"shop.part.step_{place}", "/srv/shop/part.py", "application") for place in range(500)]
-    frames = [Frame(place, 10 + place % 7) for place in range(500)]
-    stacks = [Weighted(tuple(frames[(7 * stack + depth) % 500] for depth in range(40)), 10**7) for stack in range(300)]
+    frames = (7 * np.arange(300).repeat(40) + np.tile(np.arange(40), 300)) % 500
+    stacks = WeightedStacks(frames, 10 + frames % 7, 40 * np.arange(301), np.full(300, 10**7))
     now_s = time.time() - 60
     since_ns = int(now_s - 1750) * 10**9
     packed = pprof(stacks, functions, "cpu", "nanoseconds", (since_ns, since_ns + 10**10))
