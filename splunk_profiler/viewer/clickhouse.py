@@ -108,6 +108,9 @@ class ClickHouse(Source):
             before = time.strftime(" before %Y-%m-%d %H:%M", then) if until_ns < NEVER_NS else ""
             raise SourceError(f"{self.name} has no {self._table.content}{of_service} in {table}{before}")
         since_ns = (newest_ns - last_ns) // step_ns * step_ns
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since_ns // 10**9))
+        self._reach = f"Records before {since} are not shown: see --last-hours."
+        self.follows = until_ns > time.time_ns()
         self._all = _Reading(Part(since_ns, until_ns, self._services, (), step_ns), self.recording, since_ns)
         self.refresh()
 
@@ -121,8 +124,9 @@ class ClickHouse(Source):
             return
         self.version += self._read(self._all, time.time_ns() - self._lag_ns) or bool(self._unnamed)
         self.unread = self._all.unread
+        self.remark = self._reach
         if self._all.left_out:
-            self.remark = f"{self._all.left_out} older profiles were left out: select a service or a shorter time."
+            self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
         self._name_spans()
         self._asked_ns = time.time_ns()
 

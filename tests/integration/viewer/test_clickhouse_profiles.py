@@ -115,7 +115,7 @@ def test_the_table_of_samples_is_chosen_by_its_name(database: Database) -> None:
         )
         return asked.stdout + asked.stderr.removeprefix("splunk-profiler: error: ")
 
-    assert said("host_profiles") == "saved in /dev/null\n"
+    assert said("host_profiles").startswith("saved in /dev/null\n")
     assert said("otel_logs") == f"{name} has no records of the profiler in otel_logs\n"
     assert said("otel_traces") == f"{name}: the table otel_traces is not one of logs or of profiles\n"
     assert (
