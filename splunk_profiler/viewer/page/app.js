@@ -161,11 +161,11 @@ async function showAll(question) {
   overview = found;
   if (overview.version !== before) kept.clear();
   const isEmpty = !overview.values.length, focused = document.activeElement;
-  byId("empty").textContent = "No samples yet. Point a profiled service at the collector that writes this directory; "
-    + "if none come, `splunk-profiler doctor` says why.";
+  byId("empty").textContent = isGrowing() ? "No samples yet: they appear as soon as a profiled service sends to the "
+    + "collector that writes them here. If none come, `splunk-profiler doctor` says why." : "There are no samples in it.";
   byId("empty").hidden = !isEmpty;
   fillHead();
-  byId("time").hidden = isEmpty;
+  document.body.toggleAttribute("data-empty", isEmpty);
   if (isEmpty) {
     fillView(null);
     document.body.dataset.ready = "1";

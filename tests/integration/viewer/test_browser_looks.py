@@ -131,6 +131,10 @@ def test_new_data_appears_and_an_empty_directory_says_what_to_do(page: Page, tmp
     with shown_on(page, tmp_path) as address:
         page.open(address)
         assert "No samples yet" in shown(page, "#empty")
+        controls = page.value(
+            "[...document.querySelectorAll('button, select, input')].filter((each) => each.checkVisibility())"
+        )
+        assert len(controls) == 1  # there is nothing to choose but to follow
         assert not broken_rules(page)
         page.keep_picture(SCREENS / "empty.png")
         append(tmp_path / "logs.jsonl", sample_line())
