@@ -100,7 +100,8 @@ class BuiltStacks:
 
     Attributes:
         stack_of: the stack of a position.
-        member_stacks, member_functions: each pair of a stack and a function in it, once.
+        member_functions: the functions of each stack, once, the stacks one after the other.
+        member_counts: how many functions each stack has there.
         function_lines: the first line of each function that any stack has.
     """
 
@@ -114,7 +115,8 @@ class BuiltStacks:
         self.function_count = int(self.functions.max(initial=-1)) + 1
         keys = self.stack_of.astype(np.int64) * max(self.function_count, 1) + self.functions
         members = np.unique(keys, return_index=True)[1]
-        self.member_stacks, self.member_functions = self.stack_of[members], self.functions[members]
+        self.member_functions = self.functions[members].astype(np.intp)  # the type that sums are made by
+        self.member_counts = np.bincount(self.stack_of[members] - first, minlength=len(self) - first)
         self.function_lines = np.full(self.function_count, np.iinfo(np.int32).max, np.int32)
         np.minimum.at(self.function_lines, self.functions, self.lines)
         self._orders: dict[bool, tuple[Numbers, Numbers]] = {}
@@ -126,7 +128,7 @@ class BuiltStacks:
 
     def _take(self, before: BuiltStacks) -> None:
         """Put what was known before the arrays of what is new."""
-        for name in ("functions", "lines", "stack_of", "member_stacks", "member_functions"):
+        for name in ("functions", "lines", "stack_of", "member_functions", "member_counts"):
             setattr(self, name, np.concatenate([getattr(before, name), getattr(self, name)]))
         lines = np.full(max(before.function_count, self.function_count), np.iinfo(np.int32).max, np.int32)
         for each in (before.function_lines, self.function_lines):

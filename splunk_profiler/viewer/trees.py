@@ -71,7 +71,7 @@ def call_tree(
     table, step = stacks.built(), -1 if inverted else 1
     levels = [Tree(*map(np.array, ([-1], [SMALL], [0], [parts.weight.sum()], [0.0], [parts.before.sum()])))]
     pruned: list[Tree] = []
-    heaviest, lightest = levels[0].total, 0.0
+    heaviest, lightest = levels[0].total, max(1, _lightest(parts, max_nodes))
     node = np.zeros(len(parts.position), np.int64)  # that each part has reached
     begin, end = 0, 1  # nodes of the last level
     for depth in count():
@@ -86,14 +86,14 @@ def call_tree(
         position = parts.position[first] + step * depth
         total, earlier = np.add.reduceat(parts.weight, first), np.add.reduceat(parts.before, first)
         children = Tree(node[first], table.functions[position], table.lines[position], total, total, earlier)
-        # Of nodes that are lighter than `max_nodes` others none stays, nor what is below them.
-        kept = total >= max(lightest, 1)
+        # Of nodes that are lighter than `max_nodes` others none stays, nor what is below them; see `_prune`.
+        kept = total >= lightest
         levels.append(_chosen(children, kept))
         pruned.append(_chosen(children, ~kept & (total > 0)))
         heaviest = np.concatenate([heaviest, total[kept]])
         if len(heaviest) > 2 * max_nodes:  # now and then, since it costs more than it spares
             heaviest = np.partition(heaviest, -max_nodes)[-max_nodes:]
-            lightest = heaviest[0]
+            lightest = max(lightest, np.nextafter(heaviest[0], np.inf))  # of equal ones the first stay
         sizes = np.diff(first, append=len(node))
         if not kept.all():
             parts = _chosen(parts, np.repeat(kept, sizes))
@@ -114,6 +114,15 @@ def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, fu
     common = np.minimum.reduceat(common[: used[-1] + 1], np.append(0, used[:-1] + 1)) if len(used) else used
     order = order[used]
     return _Parts(position[order], length[order], common, weight[used], before[used])
+
+
+def _lightest(parts: _Parts, max_nodes: int) -> float:
+    """Return a weight that `max_nodes` nodes have or exceed, to begin with: they are on the heaviest parts."""
+    shared = np.maximum(parts.common, np.append(parts.common[1:], 0))  # with either neighbour
+    by_weight = np.argsort(-parts.weight)
+    nodes = np.cumsum((parts.length - shared)[by_weight])  # that only one of the heaviest parts has
+    enough = np.searchsorted(nodes, max_nodes)
+    return float(parts.weight[by_weight[enough]]) if enough < len(nodes) else 0.0
 
 
 def _chosen(rows: _Rows, which: Numbers) -> _Rows:
@@ -150,7 +159,8 @@ def top_table(
     """Return the functions, the most of their own, or in all, first; above `before` times `scale`, or below."""
     table = stacks.built()
     own, total = _sum_functions(table, weights)
-    own_before, total_before = _sum_functions(table, np.zeros_like(weights) if before is None else before * scale)
+    nothing = np.zeros_like(own), np.zeros_like(own)
+    own_before, total_before = nothing if before is None else _sum_functions(table, before * scale)
     found = np.flatnonzero((total != 0) | (total_before != 0))
     changes = [-np.abs(total - total_before)[found], -np.abs(own - own_before)[found]]
     ranked = found[np.lexsort((found, *(reversed(changes) if by_total else changes)))]
@@ -164,7 +174,7 @@ def _sum_functions(table: BuiltStacks, weights: Numbers) -> tuple[Numbers, Numbe
     has_frames = np.diff(table.starts) > 0
     leaves = table.functions[table.starts[1:][has_frames] - 1]
     own = np.bincount(leaves, weights[has_frames], table.function_count)
-    return own, np.bincount(table.member_functions, weights[table.member_stacks], table.function_count)
+    return own, np.bincount(table.member_functions, np.repeat(weights, table.member_counts), table.function_count)
 
 
 def line_weights(stacks: Stacks, weights: Numbers, function: int) -> dict[int, tuple[int, int]]:

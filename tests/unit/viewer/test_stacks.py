@@ -39,7 +39,7 @@ def test_table_that_grows_is_the_same_as_one_made_at_once(seed: int) -> None:
 
 def _assert_same(grown: BuiltStacks, whole: BuiltStacks) -> None:
     assert grown.function_count == whole.function_count
-    for name in ("functions", "lines", "starts", "stack_of", "member_stacks", "member_functions", "function_lines"):
+    for name in ("functions", "lines", "starts", "stack_of", "member_functions", "member_counts", "function_lines"):
         np.testing.assert_array_equal(getattr(grown, name), getattr(whole, name), name)
     for inverted in (False, True):
         (order, common), (expected_order, expected_common) = grown.order(inverted), whole.order(inverted)
