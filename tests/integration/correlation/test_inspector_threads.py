@@ -247,16 +247,17 @@ def test_a_thread_that_sleeps_in_the_kernel_is_named_and_not_waited_for(workshop
         target.do("wake", "awake")
 
 
-def test_a_thread_that_could_not_be_stopped_is_let_go_as_soon_as_it_stands(workshop: TargetBuilder) -> None:
+def test_a_thread_that_does_not_stop_is_not_read_and_let_go_once_it_does(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         sleeper = int(target.do("vfork", "tid").split()[1])
         wait_until(lambda: read_status(target.pid, sleeper)["State"].startswith("D"))
-        tracer = Tracer(target.pid)
-        assert tracer.visit([sleeper, target.pid], lambda tid: tid) == {target.pid: target.pid}
+        tracer, read = Tracer(target.pid), list[int]()
+        assert tracer.visit([sleeper, target.pid], read.append) == {target.pid: None}
         assert tracer.pending_tids == {sleeper}
         assert not tracer.detach_pending()
         target.tell("wake")
         wait_until(tracer.detach_pending)
+        assert read == [target.pid]
         target.line("awake")
         assert not stopped_or_traced(target.pid)
 
