@@ -33,10 +33,11 @@ class Filter {
   constructor(facet) {
     this.facet = facet;
     this.element = document.createElement("section");
+    Object.assign(this.element, { role: "group", ariaLabel: apart(facetName(facet)) }); // or a box does not say of what
     make("h2", facetName(facet), this.element);
     this.box = make("input", "", this.element);
     this.box.type = "search";
-    this.box.setAttribute("aria-label", `Search ${facetName(facet)}`);
+    this.box.ariaLabel = `Search ${apart(facetName(facet))}`;
     this.box.placeholder = "search";
     this.box.autocomplete = "off";
     this.box.addEventListener("input", () => this.search().catch(explain));

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from browser import Page
-from saved_samples import sample_line
+from saved_samples import TRACE, sample_line
 from viewer_page import IN_BROWSER, SCREENS, broken_rules, shown, shown_on
 
 pytestmark = IN_BROWSER
@@ -88,6 +88,17 @@ def test_the_line_about_a_frame_has_room_on_a_narrow_page(page: Page, long: str)
     assert page.value("byId('frame').scrollHeight <= byId('frame').clientHeight")
     assert page.box("#frame")[3] == height
     page.keep_picture(SCREENS / "phone_frame.png")
+
+
+def test_the_name_of_a_span_has_the_width_of_a_narrow_page(page: Page, address: str) -> None:
+    page.open(f"{address}#view=trace&f.trace={TRACE}", width=390)
+    names = page.value(
+        "[...document.querySelectorAll('#spans button > :first-child')]"
+        ".map(({ innerText, scrollWidth, clientWidth }) => [innerText, scrollWidth <= clientWidth])"
+    )
+    assert names == [["GET /search unknown service", True], ["POST /checkout unknown service", True]]
+    widths = page.value("[...document.querySelectorAll('#spans .track')].map(({ clientWidth }) => clientWidth)")
+    assert widths[0] == widths[1] > 150  # one scale for all
 
 
 def test_no_time_of_the_axis_is_cut_off(page: Page, address: str) -> None:

@@ -69,6 +69,23 @@ def test_escape_says_which_frame_is_zoomed_then(page: Page, address: str) -> Non
     assert shown(page, "#frame").endswith(", zoomed")
 
 
+def test_a_box_of_a_filter_says_of_which_it_is(page: Page, address: str) -> None:
+    page.open(address)
+    nodes = page.do("Accessibility.getFullAXTree")["nodes"]
+    groups = {node["nodeId"]: node["name"]["value"] for node in nodes if node.get("role", {}).get("value") == "group"}
+    assert {"View", "\u2066endpoint\u2069", "\u2066span name\u2069"} <= set(groups.values())
+
+
+def test_filters_are_far_enough_apart_for_a_finger(page: Page, address: str) -> None:
+    page.open(address, width=390)
+    heights = page.value(
+        "[...document.querySelectorAll('#facets label, nav a, main button')].filter((each) => each.checkVisibility())"
+        ".map((each) => each.getBoundingClientRect().height)"
+    )
+    assert len(heights) > 20
+    assert min(heights) >= 24  # WCAG 2.2, 2.5.8
+
+
 def test_a_long_name_is_cut_where_it_is_read_aloud(page: Page, address: str) -> None:
     page.open(f"{address}#view=sandwich&function={'x' * 10_000}")
     for graph in ("graph", "callers-graph"):
