@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace import TracerProvider
 import splunk_profiler
 
 _THREADS = 16
-_CHILD_SPAN = 90
-_TURNS_OF_A_SHORT_LIFE = 400
+_EARLY_SPAN, _CHILD_SPAN = 89, 90
+_EARLY_TURNS, _LAST_TURNS = 300, 100
 
 trace.set_tracer_provider(TracerProvider(resource=Resource.create({"set.in.code": "yes", "process.pid": 1})))
 splunk_profiler.start()  # at import, as in a module of a service: spawned children come by here as well
@@ -45,11 +45,13 @@ def _introduce(span: trace.Span) -> None:
 
 
 def short_life() -> None:
-    """Body of a process of multiprocessing."""
-    with LEDGER.span(_CHILD_SPAN) as span:
-        _introduce(span)
-        for _ in range(_TURNS_OF_A_SHORT_LIFE):
-            wait(_CHILD_SPAN)
+    """Body of a process of multiprocessing; what it introduces is the last that it does."""
+    for number, turns in ((_EARLY_SPAN, _EARLY_TURNS), (_CHILD_SPAN, _LAST_TURNS)):
+        with LEDGER.span(number) as span:
+            if number == _CHILD_SPAN:
+                _introduce(span)
+            for _ in range(turns):
+                wait(number)
 
 
 def _work_until_closed(pipe: int) -> None:

@@ -11,13 +11,14 @@ from receiver_process import Receiver
 _CHILDREN = 2
 
 
-@pytest.mark.parametrize("how", ["fork", "forkserver", "spawn"])
-def test_parent_and_short_lived_children_deliver_under_their_own_pids(how: str) -> None:
+# What a child does last is lost where nothing ends it and its own thread exports; an exporter process has most of it.
+@pytest.mark.parametrize(
+    ("how", "exporter"), [("fork", "process"), ("fork", "thread"), ("forkserver", "thread"), ("spawn", "thread")]
+)
+def test_parent_and_short_lived_children_deliver_under_their_own_pids(how: str, exporter: str) -> None:
     later_ms = "3000"  # than a child lives: it sends when it ends, or never
-    with (
-        Receiver() as receiver,
-        forking(receiver, how, _CHILDREN, SPLUNK_PROFILER_EXPORT_INTERVAL=later_ms) as (target, pid),
-    ):
+    settings = {"SPLUNK_PROFILER_EXPORT_INTERVAL": later_ms, "SPLUNK_PROFILER_EXPORTER": exporter}
+    with Receiver() as receiver, forking(receiver, how, _CHILDREN, **settings) as (target, pid):
         target.tell("fork")
         assert target.json("statuses") == [0] * _CHILDREN, target.output
         for line in target.lines(_CHILDREN, "child"):
