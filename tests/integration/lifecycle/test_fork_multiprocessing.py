@@ -17,8 +17,8 @@ _CHILDREN = 2
 )
 def test_parent_and_short_lived_children_deliver_under_their_own_pids(how: str, exporter: str) -> None:
     later_ms = "3000"  # than a child lives: it sends when it ends, or never
-    settings = {"SPLUNK_PROFILER_EXPORT_INTERVAL": later_ms, "SPLUNK_PROFILER_EXPORTER": exporter}
-    with Receiver() as receiver, forking(receiver, how, _CHILDREN, **settings) as (target, pid):
+    started = {"SPLUNK_PROFILER_EXPORT_INTERVAL": later_ms, "SPLUNK_PROFILER_EXPORTER": exporter}
+    with Receiver() as receiver, forking(receiver, how, _CHILDREN, 10, **started) as (target, pid):
         target.tell("fork")
         assert target.json("statuses") == [0] * _CHILDREN, target.output
         for line in target.lines(_CHILDREN, "child"):
