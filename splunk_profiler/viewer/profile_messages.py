@@ -151,5 +151,7 @@ def kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, 
     if kind in (APPLICATION, "library", "standard-library"):
         return kind, build_id or name
     if file.startswith(("/", "<frozen")):
-        return "library" if is_library(file) else APPLICATION, ""
+        if not is_library(file):
+            return APPLICATION, ""
+        return "library" if "-packages/" in file else "standard-library", ""
     return "", ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from splunk_profiler.formats.profile_proto import ProfileMessage
-from splunk_profiler.viewer.profile_messages import Place, iter_aggregates, read_places
+from splunk_profiler.viewer.profile_messages import Place, iter_aggregates, kind_and_distribution, read_places
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader, Sender
 
@@ -52,3 +54,18 @@ def test_the_stack_of_a_sample_has_the_frames_of_all_lines() -> None:
         ("(unknown)", 0),
         ("(unknown)", 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("/usr/lib/python3.12/threading.py", "standard-library"),
+        ("<frozen runpy>", "standard-library"),
+        ("/venv/lib/python3.12/site-packages/anyio/_core.py", "library"),
+        ("/usr/lib/python3/dist-packages/click/core.py", "library"),
+        ("/srv/shop/app.py", "application"),
+        ("<string>", ""),
+    ],
+)
+def test_code_without_a_mapping_is_of_the_kind_of_its_path(file: str, kind: str) -> None:
+    assert kind_and_distribution(file, "", "") == (kind, "")
