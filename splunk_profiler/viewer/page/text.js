@@ -64,8 +64,10 @@ function sayMessage(node, text) {
   sayNames(node, ...text.split(" ").map(brief).join(" ").split(ALL_TURNED));
 }
 
+// A file that is broken after one of its folders, if it is longer than a line.
 function addPlace(file, line, parent) {
-  make("bdi", file, parent);
+  const path = make("bdi", "", parent);
+  clean(file).split(/(?<=\/)/).forEach((part) => path.append(part, make("wbr", "")));
   if (line) parent.append(`:${line}`);
 }
 
