@@ -10,6 +10,45 @@ function hashText(text, seed = 0x811c9dc5) {
   return hash;
 }
 
+// The columns of an answer: base64 of whole numbers of 32 bits, or, for weights, of floating point.
+function unpack(columns) {
+  return Object.fromEntries(Object.entries(columns).map(([name, text]) => {
+    const content = atob(text), bytes = new Uint8Array(content.length);
+    for (let at = 0; at < bytes.length; at++) bytes[at] = content.charCodeAt(at);
+    return [name, new (["parent", "function", "line"].includes(name) ? Int32Array : Float64Array)(bytes.buffer)];
+  }));
+}
+
+const NONE = Object.freeze([]); // the children of all frames that have none
+
+// There are tens of thousands: each has all of its fields from the start, and what few of them need is a method.
+class Frame {
+  constructor([name, file, kind], text, line, total, own, before, above) {
+    this.name = name;
+    this.file = file;
+    this.kind = kind;
+    this.text = text; // the place of its function in the answer
+    this.line = line;
+    this.total = total;
+    this.own = own;
+    this.before = before;
+    this.above = above;
+    this.depth = above ? above.depth + 1 : 0;
+    this.x = 0;
+    this.children = NONE;
+    this.found = this.below = false;
+    this.hash = above ? null : "";
+  }
+
+  // The hash of its functions from the root on; that of the root is empty.
+  get path() {
+    if (this.hash !== null) return this.hash;
+    const { path } = this.above;
+    this.hash = hashText(`${this.name}\n${this.file}`, path ? parseInt(path, 36) : undefined).toString(36);
+    return this.hash;
+  }
+}
+
 class FlameGraph {
   // `changed(zoom)` is called when the reader zooms; `described(frame, isMove)` when another frame is pointed at.
   constructor(canvas, scroller, spacer, changed, described) {
@@ -38,44 +77,45 @@ class FlameGraph {
     this.read(data);
     const scroller = this.scroller, edge = () => (this.isUp ? scroller.scrollHeight - scroller.clientHeight : 0);
     const fromRoot = isUp === this.isUp ? Math.abs(edge() - scroller.scrollTop) : 0;
-    this.deepest = this.frames.reduce((depth, frame) => Math.max(depth, frame.depth), 0);
     this.top = Math.min(top, this.deepest);
     this.isUp = isUp;
     const height = (this.deepest - this.top + 1) * ROW;
     this.spacer.style.height = `${height}px`;
     scroller.style.height = `${height + 2}px`;
     scroller.scrollTop = Math.abs(edge() - fromRoot);
-    this.zoomed = this.frames.find((frame) => frame.path === path) ?? this.frames[this.top];
-    this.pointed = this.frames.find((frame) => frame.path === pointed && frame.depth >= this.top) ?? null;
+    this.zoomed = this.withPath(path) ?? this.frames[this.top];
+    this.pointed = this.withPath(pointed);
+    if (this.pointed?.depth < this.top) this.pointed = null;
     this.described(this.pointed);
     this.find(this.search);
   }
 
   read(data) {
-    const { parent, function: functions, line, total, own, before } = data.frames;
+    const { parent, function: functions, line, total, own, before } = unpack(data.frames);
     this.texts = data.functions.map(([name, file]) => `${name}\n${file}`.toLowerCase());
-    const root = { name: "all", file: "", line: 0, kind: 0, total: total[0], own: 0, depth: 0, x: 0, children: [] };
-    root.path = "";
-    this.frames = [root];
-    root.before = before?.[0];
     this.isCompared = before !== undefined;
+    this.frames = [new Frame(["all", "", 0], undefined, 0, total[0], 0, before?.[0], null)];
+    this.deepest = 0;
     for (let at = 1; at < parent.length; at++) {
-      const above = this.frames[parent[at]];
-      const [name, file, kind] = data.functions[functions[at]];
-      const frame = { name, file, text: functions[at], line: line[at], kind, total: total[at], own: own[at], before: before?.[at], children: [], above };
-      frame.depth = above.depth + 1;
-      frame.path = hashText(frame.name + "\n" + frame.file, above.path ? parseInt(above.path, 36) : undefined).toString(36);
-      above.children.push(frame);
+      const above = this.frames[parent[at]], of = functions[at];
+      const frame = new Frame(data.functions[of], of, line[at], total[at], own[at], before?.[at], above);
+      if (above.children === NONE) above.children = [frame];
+      else above.children.push(frame);
+      this.deepest = Math.max(this.deepest, frame.depth);
       this.frames.push(frame);
     }
     for (const frame of this.frames) { // parents come before children
-      frame.children.sort((one, other) => other.total - one.total);
+      if (frame.children.length > 1) frame.children.sort((one, other) => other.total - one.total);
       let x = frame.x;
       for (const child of frame.children) {
         child.x = x;
         x += child.total;
       }
     }
+  }
+
+  withPath(path) {
+    return typeof path === "string" ? this.frames.find((frame) => frame.path === path) ?? null : null;
   }
 
   // The row of frames of a depth, and the depth of a row.
