@@ -88,3 +88,8 @@ def read(record: dict[str, Any]) -> ReceivedProfile:
 def all_samples(profiles: list[ReceivedProfile]) -> list[ProfileSample]:
     """Return the samples of all profiles."""
     return [sample for profile in profiles for sample in profile.samples]
+
+
+def blocks_loop(record: dict[str, Any], function: str) -> bool:
+    """Return True if the profile in a log record has a block of an event loop inside a function."""
+    return any(sample.loop_blocks and function in sample.functions for sample in read(record).samples)

@@ -16,7 +16,7 @@ from exporting_process import ExportingProcess
 from inspected_process import InspectedProcess, TargetBuilder, datagram_socket, labels, record_bytes, storage
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from received_profiles import read
+from received_profiles import blocks_loop
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
@@ -176,7 +176,7 @@ def test_doctor_shows_blockers_and_answers_of_receivers_literally() -> None:
     with Receiver() as receiver:
         env = profiling_settings(receiver.url, 10, **settings)
         with Target("blocking_loop.py", NAME, NAME, env=env) as target:
-            receiver.record(lambda record: any(sample.loop_blocks for sample in read(record).samples))
+            receiver.record(lambda record: blocks_loop(record, "__main__.render_pdf"))
             receiver.switch(f"partial 1 {answer}")
             target.find("(the receiver refused some)")
             text = unfolded(run("doctor", "--no-export", "--pid", str(target.pid)))
