@@ -92,6 +92,9 @@ PUBLISHING = {
     "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "true",
 }
 TRACES = {"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true", "SPLUNK_SNAPSHOT_SELECTION_PROBABILITY": "0.01"}
+# Collections, lock holders and waiting tasks are sampled by default, exceptions from CPython 3.12 on.
+MEMORY = {"SPLUNK_PROFILER_MEMORY_ENABLED": "true", "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "10000"}
+EVENTS = {**MEMORY, "SPLUNK_PROFILER_EXCEPTIONS_ENABLED": "true", "SPLUNK_PROFILER_LOOP_BLOCKED_MS": "20"}
 
 SLOW_SAMPLING = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "100"}  # the queue has room for the records of an outage
 
@@ -99,7 +102,10 @@ SCENARIOS = (
     Scenario("fork_storm", "forks", 6_000, 6, settings=PUBLISHING),
     Scenario("outages", "turns", 100_000, 2, settings=SLOW_SAMPLING, disturb=outages),
     Scenario("fork_storm", "forks", 3_000, 3, exporter="thread", settings=PUBLISHING),
-    Scenario("fork_storm", "forks", 3_000, 3, "pprof"),
+    Scenario("fork_storm", "forks", 3_000, 3, "pprof", settings=EVENTS),
+    Scenario(
+        *("event_storm", "turns", 100_000, 3, "pprof"), settings=EVENTS, disturb=exporter_faults, is_lossless=False
+    ),
     Scenario("fork_storm", "forks", 1_000, 1.5, walker="portable"),
     Scenario("outages", "turns", 100_000, 2, exporter="thread", settings=SLOW_SAMPLING, disturb=outages),
     Scenario("outages", "turns", 100_000, 2, "pprof", settings=SLOW_SAMPLING, disturb=outages),
@@ -110,9 +116,11 @@ SCENARIOS = (
     Scenario("thread_churn", "threads", 40_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),
     Scenario("thread_churn", "threads", 10_000, 0.7, walker="portable"),
     Scenario("span_churn", "spans", 400_000, 0.7),
-    Scenario("span_churn", "spans", 500_000, 1, "pprof", settings={**PUBLISHING, **TRACES}),
+    Scenario("span_churn", "spans", 500_000, 1, "pprof", settings={**PUBLISHING, **TRACES, **EVENTS}),
     Scenario("span_churn", "spans", 100_000, 0.7, "pprof", "portable"),
-    Scenario("signal_storm", "signals", 5_000, 1.5, settings=PUBLISHING, disturb=signals, is_lossless=False),
+    Scenario(
+        "signal_storm", "signals", 5_000, 1.5, settings={**PUBLISHING, **MEMORY}, disturb=signals, is_lossless=False
+    ),
     Scenario("signal_storm", "signals", 2_000, 1, "pprof", "portable", disturb=signals, is_lossless=False),
     Scenario("endings", "ends", 100, 1.5, settings=PUBLISHING, is_lossless=False),
     Scenario("endings", "ends", 60, 1, "pprof", is_lossless=False),

@@ -1,7 +1,7 @@
 """All kinds of events at once, in threads, tasks and forks that come and go: ``event_storm.py SECONDS``.
 
 The profiler of the environment's settings runs meanwhile, and is stopped and started anew now and then. Prints
-``ok`` and the numbers of turns as JSON. Runs for minutes by hand, on a debug build of CPython too.
+``ok`` and the numbers of turns as JSON. ``make soak ARGS=event_storm`` runs the same for minutes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class _Finalised:
 
 def allocate(chance: random.Random) -> None:
     """Allocate, resize and free blocks of all sizes, some of them on another thread than they were made on."""
-    mine: list[bytearray] = [bytearray(chance.randrange(1, 200_000)) for _ in range(20)]
+    mine: list[bytearray] = [bytearray(chance.randrange(1, 50_000)) for _ in range(20)]
     for block in mine:
-        block.extend(bytes(chance.randrange(1, 50_000)))
+        block.extend(bytes(chance.randrange(1, 20_000)))
     kept.append(mine)
     if len(kept) > 50:
         del kept[: chance.randrange(1, 40)]
@@ -104,6 +104,8 @@ def run_tasks(chance: random.Random) -> None:
             if depth:
                 await asyncio.gather(work(depth - 1), work(depth - 1), return_exceptions=True)
             await asyncio.sleep(chance.random() / 100)
+            if depth == 2:
+                time.sleep(chance.random() / 10)  # keeps the loop waiting
             raise_errors(chance)
             await asyncio.to_thread(allocate, chance)
 
@@ -149,6 +151,7 @@ def repeat(work: Callable[[random.Random], None], until_s: float, seed: int) -> 
 
 
 failures: list[object] = []
+WORKS = (allocate, raise_errors, collect, contend, contend, contend, run_threads, run_tasks, fork, restart)
 
 
 def main(seconds: float) -> None:
@@ -158,8 +161,7 @@ def main(seconds: float) -> None:
     threading.excepthook = lambda args: failures.append(args.exc_value)
     assert splunk_profiler.start()
     until_s = time.monotonic() + seconds
-    works = (allocate, raise_errors, collect, contend, contend, contend, run_threads, run_tasks, fork, restart)
-    threads = [threading.Thread(target=repeat, args=(work, until_s, seed)) for seed, work in enumerate(works)]
+    threads = [threading.Thread(target=repeat, args=(work, until_s, seed)) for seed, work in enumerate(WORKS)]
     for thread in threads:
         thread.start()
     for thread in threads:
