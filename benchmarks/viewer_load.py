@@ -45,6 +45,7 @@ ENDPOINTS, THREADS, PROCESSES = 8, 40, 4
 END_NS = 1_800_000_000_000_000_000
 WEEK_NS = 7 * DAY_NS
 CLICK_LIMIT_MS = 300
+EXPORT_LIMIT_S = 5
 ROUNDS = 5
 COMPARED = "all parts of it, compared with the whole"
 SELECTED = f"GET /{ENDPOINTS // 2}"
@@ -186,6 +187,7 @@ def clicks(answers: Answers, trace: str) -> dict[str, Callable[[], Any]]:
         "facets": lambda: answers.facets(whole),
         "facets of an endpoint": lambda: answers.facets(endpoint),
         "timeline": lambda: answers.timeline(whole, "endpoint"),
+        "timeline by trace": lambda: answers.timeline(whole, "trace"),
         "trace": lambda: answers.trace(whole, trace),
         "flame of a trace": lambda: answers.flame(of_trace, inverted=False),
         "source": lambda: answers.source(whole, name),
@@ -242,6 +244,19 @@ def times_on_page_ms(path: Path, directory: Path, rounds: int) -> dict[str, list
         for _ in range(rounds):
             for name, action in ACTIONS.items():
                 found.setdefault(name, []).append(page.value(_UNTIL_DRAWN % action))
+    return found
+
+
+def export_times_s(answers: Answers) -> dict[str, float]:
+    """Return how long each export of the whole takes."""
+    whole = Selection("wall")
+    exports = {form: partial(answers.export, whole, form) for form in ("folded", "speedscope", "pprof")}
+    exports["html"] = partial(answers.page, whole)
+    found = {}
+    for form, export in exports.items():
+        started = time.perf_counter()
+        export()
+        found[f"{form}_s"] = round(time.perf_counter() - started, 1)
     return found
 
 
@@ -327,6 +342,8 @@ def measure(quick: bool) -> Iterator[Result]:
                 "peak_MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
             },
         )
+        times_s = export_times_s(answers)
+        yield Result("slowest export of the viewer", max(times_s.values()), "s", EXPORT_LIMIT_S, details=times_s)
 
 
 if __name__ == "__main__":
