@@ -11,6 +11,7 @@
 #include "task_compat.h"
 
 #include "events.h"
+#include "lock_holders.h"
 #include "loop_watch.h"
 #include "tasks.h"
 
