@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -58,10 +59,11 @@ class _FullOutput(StreamOutput):
         return True
 
 
-def _start_sampling(output: StreamOutput) -> Sampling:
+def _start_sampling(output: StreamOutput, calls: PublishingCalls | None = None) -> Sampling:
     resolved = from_config(Config(enabled=True, exporter="thread", call_stack_interval_ms=10), {})
     tagger = ResourceTagger(RuntimeId.new(), on_spans=False)
-    sampling = Sampling(resolved, lambda: None, PublishingCalls(), tagger, choice=choose_walker("native"), parent=None)
+    calls = calls or PublishingCalls()
+    sampling = Sampling(resolved, lambda: None, calls, tagger, choice=choose_walker("native"), parent=None)
     sampling.output = output
     sampling.start()
     return sampling
@@ -74,6 +76,18 @@ def test_end_that_is_lost_is_sent_again() -> None:
     sampling.stop(10)
     assert [isinstance(item, CaptureEnded) for item in output.items].count(True) == 1
     assert isinstance(output.items[-1], CaptureEnded)
+
+
+def test_published_contexts_are_compared_once_a_second_at_most() -> None:
+    audited = threading.Semaphore(0)
+    began_s = time.monotonic()
+    sampling = _start_sampling(_LossyOutput(), PublishingCalls(audit=audited.release))
+    try:
+        for _ in range(3):  # the sampler has twenty occasions a second
+            assert audited.acquire(timeout=30)
+        assert time.monotonic() - began_s >= 2.0
+    finally:
+        sampling.stop(10)
 
 
 def test_full_output_gets_no_stream_and_losses_are_counted() -> None:
