@@ -127,6 +127,11 @@ class ProcessPublisher:
         finally:
             self._lock.release()
 
+    @property
+    def has_pending_work(self) -> bool:
+        """True if `run_pending_work` has anything to do."""
+        return bool(self._pending_attributes or self._needs_correlator or self._needs_labels_library)
+
     def run_pending_work(self) -> None:
         """Load the libraries, make the process visible once its service is known, and start the correlator.
 

@@ -6,7 +6,7 @@ that have neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from tempfile import gettempdir
 from typing import Any
 
@@ -24,7 +24,6 @@ from splunk_profiler.system.threads import WakeEvent, Worker
 from splunk_profiler.user_labels.labels import LABEL_PUBLISHER, PUBLISHED_LABELS
 
 _AUDIT_S = 1.0
-_IDLE_S = 3600.0
 _JOIN_S = 0.1
 
 
@@ -32,7 +31,7 @@ class Publishing:
     """One run of publishing, from start to stop; a forked child continues it.
 
     Args:
-        is_audited_by_sampling: True if sampling calls `audit`, once a second at most; else our thread does.
+        is_audited_by_sampling: True if sampling calls `audit`, once a second at most; else our thread does, and stays.
 
     Attributes:
         publisher, correlator: no fork may interrupt what they do.
@@ -56,7 +55,9 @@ class Publishing:
         self._context_patch: MethodPatch | None = None
         self._guard = Guard("comparing what is published to host profilers")
         self._is_audited_by_sampling = is_audited_by_sampling
-        self._periodic_worker: PeriodicWorker | None = None
+        self._thread: Worker | None = None
+        self._wake = WakeEvent()
+        self._is_stopping = False
 
     def start(self) -> None:
         """Publish from now on.
@@ -74,7 +75,7 @@ class Publishing:
                 LABEL_PUBLISHER.open(extension.UserLabels, extension.set_labels)
                 if self._removes_preload:
                     preload.remove_library(str(labels_library()))
-            self._start_periodic_worker()
+            self._start_thread()
         except BaseException:
             self.stop()
             raise
@@ -82,8 +83,10 @@ class Publishing:
     def stop(self, timeout_s: float = 0.0) -> None:
         """Stop, after the spans that wait for host profilers are exported or `timeout_s` seconds are over."""
         self.publisher.stop_listening(timeout_s)
-        if self._periodic_worker is not None:
-            self._periodic_worker.stop(_JOIN_S)
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
         self.publisher.stop()  # before the patch goes: unseen switches would leave wrong spans
         LABEL_PUBLISHER.close()
         if self._context_patch is not None:
@@ -100,17 +103,25 @@ class Publishing:
         return root if isinstance(root, int) else None
 
     def audit(self) -> None:
-        """Compare what each thread shows with its context, and repair differences. Never raises."""
+        """Compare what each thread shows with its context, and repair differences. Never raises.
+
+        Where sampling calls this, a thread of ours begins what has become due since the last one has ended. The thread
+        that makes it due is the application's, and might wait for many turns of busy threads until the new one runs.
+        """
         with self._guard.catching():
             self.publisher.audit()
+        with self._guard.catching():
+            is_due = self.publisher.has_pending_work and not self._is_stopping
+            if is_due and (self._thread is None or self._thread.join(0)):
+                self._start_thread()
 
     def reset_after_fork(self) -> None:
         """Continue in a forked child. Raises what `start` raises; everything is undone."""
-        self._periodic_worker = None  # the parent's
+        self._thread, self._wake = None, WakeEvent()  # the thread is the parent's
         try:
             self.correlator.reset_after_fork()
             self.publisher.reset_after_fork()
-            self._start_periodic_worker()
+            self._start_thread()
         except BaseException:
             self.stop()
             raise
@@ -119,18 +130,23 @@ class Publishing:
         """Load libraries, make the process visible and listen to its socket, as far as due. Never raises."""
         self.publisher.run_pending_work()
 
-    def _start_periodic_worker(self) -> None:
-        self._periodic_worker = PeriodicWorker(self._work, _IDLE_S if self._is_audited_by_sampling else _AUDIT_S)
-        self._periodic_worker.start()  # assigned first, for `stop`: a signal handler may raise here
+    def _start_thread(self) -> None:
+        body = self.run_pending_work if self._is_audited_by_sampling else self._audit_regularly
+        self._thread = Worker("auditor", body)  # before its start, for `stop`: a signal handler may raise there
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            raise
 
-    def _work(self) -> None:
-        self.run_pending_work()
-        if not self._is_audited_by_sampling:
+    def _audit_regularly(self) -> None:
+        while not self._is_stopping:
+            self.run_pending_work()
             self.audit()
+            self._wake.wait(_AUDIT_S)
 
     def _notify(self) -> None:
-        if self._periodic_worker is not None:
-            self._periodic_worker.wake()
+        self._wake.set()
 
     def _service_attributes(self, provider: Any) -> Mapping[str, object] | None:
         """Return the resource's attributes once a provider or the environment names the service."""
@@ -138,36 +154,6 @@ class Publishing:
         if isinstance(attributes, Mapping):
             return attributes
         return self._configured_attributes if service_of(self._configured_attributes) is not None else None
-
-
-class PeriodicWorker:
-    """A thread that calls `work`, which never raises, at its start, when woken, and every `period_s` seconds."""
-
-    def __init__(self, work: Callable[[], None], period_s: float) -> None:
-        self._work = work
-        self._period_s = period_s
-        self._is_stopping = False
-        self._wake = WakeEvent()
-        self._thread = Worker("auditor", self._run)
-
-    def start(self) -> None:
-        """Start the thread; RuntimeError if the process can make no more."""
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Have the thread work now. Safe from any thread; returns at once."""
-        self._wake.set()
-
-    def stop(self, timeout_s: float) -> None:
-        """Stop the thread; wait up to `timeout_s` seconds for its end."""
-        self._is_stopping = True
-        self._wake.set()
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while not self._is_stopping:
-            self._work()
-            self._wake.wait(self._period_s)
 
 
 def _temporary_directory() -> str:

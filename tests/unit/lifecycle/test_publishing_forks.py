@@ -15,7 +15,7 @@ pytest.importorskip("splunk_profiler._context")
 
 from published_process import provider, publishing
 
-from splunk_profiler.lifecycle.publishing import PeriodicWorker
+from splunk_profiler.system.threads import Worker
 
 
 def test_transactions_wait_from_the_first_one_of_a_forked_child_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_transactions_wait_from_the_first_one_of_a_forked_child_on(monkeypatch: 
             participant.hold_for_fork(60)
         child = os.fork()
         if child == 0:
-            monkeypatch.setattr(PeriodicWorker, "start", lambda _: None)  # its thread comes later
+            monkeypatch.setattr(Worker, "start", lambda _: None)  # its thread comes later
             life.reset_after_fork()
             before = len(exporter.get_finished_spans())
             tracer.start_span("of the child", Context()).end()
