@@ -54,13 +54,11 @@ def hold_gil(stop_event: threading.Event) -> None:
 def read_with_mailbox(receiving: socket.socket) -> int:
     """Read like the profiler."""
     mailbox = SocketReader(receiving.fileno())
-    reader = threading.Thread(target=mailbox.run)
-    reader.start()
+    mailbox.start()
     received: list[bytes] = []
     while END not in received[-1:]:
         received += mailbox.take(0.2)
     mailbox.stop()
-    reader.join()
     return len(received) - 1
 
 

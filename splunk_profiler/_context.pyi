@@ -78,8 +78,8 @@ class HookProblem(NamedTuple):
 class SocketReader:
     """A reader of a socket's datagrams, which keeps the kernel's short queue from overflowing.
 
-    Memory is bounded to 128 KiB. Reading pauses while more than 64 KiB or 1024 messages wait for
-    `take`. Does nothing in a child of `fork`.
+    A thread without a Python state receives them. Memory is bounded to 128 KiB. Receiving pauses while more
+    than 64 KiB or 1024 messages wait for `take`. Does nothing in a child of `fork`.
 
     Args:
         descriptor: descriptor of the socket; the caller closes it.
@@ -89,22 +89,39 @@ class SocketReader:
     """
 
     def __init__(self, descriptor: int) -> None: ...
-    def run(self) -> bool:
-        """Read until `stop`, without the GIL; the body of a thread. Return False if the socket was closed.
+    def start(self) -> None:
+        """Start the thread, once.
 
         Raises:
-            RuntimeError: another thread runs it.
+            OSError: the process can make no more threads.
         """
+    def start_with_message(self) -> None:
+        """Wait for a message, unless the thread was started, and start it before the GIL is needed.
+
+        `stop` ends the wait. If the application has closed the socket, the message only ends it.
+
+        Raises:
+            OSError: the process can make no more threads.
+        """
+    @property
+    def is_receiving(self) -> bool:
+        """True while the thread receives."""
+    @property
+    def is_lost(self) -> bool:
+        """True if the socket was closed, not by `stop`, and all messages before that are taken."""
     def take(self, timeout_s: float, /) -> list[bytes]:
         """Return the messages of up to 65,536 bytes that arrived since the last call, in order.
 
-        Waits up to `timeout_s` seconds, at most an hour, for `wake`, `stop` or a message of any
-        length.
+        Waits up to `timeout_s` seconds, at most an hour, for `wake`, `stop`, the loss of the socket or a
+        message of any length; messages end the wait only if the thread was started.
         """
     def wake(self) -> None:
         """Make `take` return, this time or the next."""
     def stop(self) -> None:
-        """End `run` and `take` and accept no more messages: senders get an error."""
+        """End the thread and all waits, and accept no more messages: senders get an error.
+
+        Waits up to half a second for the end of the thread.
+        """
     def counts(self) -> ReceivedMessages: ...
 
 def install(

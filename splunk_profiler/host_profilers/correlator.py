@@ -1,9 +1,9 @@
 """Receives the messages of host profilers, and has their stack-trace ids written on transactions.
 
-`Correlator` owns two threads while it listens. One only empties the socket, in C and without the GIL.
-The other is the worker thread: it counts all messages that have come, then forwards the transactions
-that have waited long enough. No thread runs and no span is touched before there is a socket; in
-`auto`, before a profiler has sent a message.
+`Correlator` owns the worker thread while it listens: it counts all messages that have come, then
+forwards the transactions that have waited long enough. With the first message a second thread begins to
+empty the socket, in C and without the GIL. No thread runs and no span is touched before there is a
+socket; in `auto`, the worker thread only waits until a profiler has sent a message.
 
 Specification: Elastic universal profiling integration, "Messaging Socket" and "APM Agent output of correlation data".
 """
@@ -81,7 +81,7 @@ class Correlator:
         self._reader: Any = None
         self._closed_reader_counts = (0, 0)
         self._last_received = 0  # messages, by the last turn
-        self._threads: list[Worker] = []
+        self._thread: Worker | None = None
         self._is_idle = False
         self._is_stopping = False
         self._submitted: list[Callable[[], None]] = []
@@ -111,13 +111,11 @@ class Correlator:
         if is_open is not None and not is_open():
             raise OSError(EBADF, "the socket was closed meanwhile")
         self._reader = reader
-        reader_thread = Worker("inbox", lambda: self._read(reader, on_closed))
-        correlator_thread = Worker("correlator", lambda: self._correlate(reader))
+        self._thread = Worker("correlator", lambda: self._correlate(reader, on_closed))
         try:
-            correlator_thread.start()
-            self._threads = [correlator_thread]
-            reader_thread.start()
-            self._threads = [correlator_thread, reader_thread]
+            if self._at_once:
+                reader.start()
+            self._thread.start()
         except BaseException:
             self.close()
             raise
@@ -133,15 +131,12 @@ class Correlator:
         reader = self._reader
         if reader is not None:
             reader.stop()  # first: a signal handler may raise at any moment
-        threads, self._threads = self._threads, []
         if self._reader is reader:  # else another thread, for which a stop has not waited, listens since
-            self._reader = None
+            self._closed_reader_counts, self._reader = self._received_totals(reader), None
+        thread, self._thread = self._thread, None
         self._wake_event.set()
-        own = _thread.get_ident()
-        for thread in threads:
-            if thread.ident != own:
-                thread.join(_JOIN_S)
-        self._closed_reader_counts = self._received_totals(reader)
+        if thread is not None and thread.ident != _thread.get_ident():
+            thread.join(_JOIN_S)
 
     def stop(self, timeout_s: float) -> None:
         """Forward all that waits, as `SpanForwarder.drain_spans` does; then close."""
@@ -166,7 +161,7 @@ class Correlator:
         self._reader = None
         self._closed_reader_counts = (0, 0)
         self._last_received = 0
-        self._threads = []
+        self._thread = None
         self._is_idle = self._is_stopping = False
         self._submitted = []
         self._wake_event = WakeEvent()
@@ -206,9 +201,9 @@ class Correlator:
                 reader.wake()
 
     def _submit(self, work: Callable[[], None] | None) -> bool:
-        """Wake the worker thread, to run `work` after all messages are counted. False without one."""
+        """Wake the worker thread, to run `work` after all messages are counted. False while it has nothing to do."""
         reader = self._reader
-        if reader is None:
+        if reader is None or not reader.is_receiving:
             return False
         if work is not None:
             self._submitted.append(work)
@@ -225,18 +220,17 @@ class Correlator:
             self._deferral.attach(processors)
         return True
 
-    def _read(self, reader: Any, on_closed: Callable[[], None]) -> None:
-        if not reader.run() and self._reader is reader:
-            with self._guard.catching():
-                on_closed()
-
-    def _correlate(self, reader: Any) -> None:
-        while self._reader is reader:
+    def _correlate(self, reader: Any, on_closed: Callable[[], None]) -> None:
+        while self._reader is reader and not reader.is_lost:
             try:
+                reader.start_with_message()
                 self._correlate_once(reader)
             except Exception as error:
                 self._guard.note(error)
                 self._wake_event.wait(_MAX_PAUSE_S)  # it may fail each time
+        if self._reader is reader:
+            with self._guard.catching():
+                on_closed()
 
     def _correlate_once(self, reader: Any) -> None:
         submitted, self._submitted = self._submitted, []

@@ -1,4 +1,4 @@
-"""A `SocketReader` beside a sender, with its reading thread; shared by tests.
+"""A `SocketReader` beside a sender; shared by tests.
 
 Import it after `pytest.importorskip("splunk_profiler._context")`.
 """
@@ -9,8 +9,9 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from splunk_profiler._context import SocketReader
@@ -19,44 +20,30 @@ WAIT_S = 60.0  # time limit of a test, in seconds
 
 
 class SocketReaderThread:
-    """A socket that a thread reads, and a sender. Ends with the block.
+    """A socket that a thread of a `SocketReader` reads, and a sender. Ends with the block.
 
     Attributes:
         reader: gathers its messages.
         sender: non-blocking socket that is connected to the receiver.
         receiver: the socket that is read.
-        outcome: result or exception of `run`, after its end.
     """
 
     def __init__(self) -> None:
         self.receiver, self.sender = connected_pair()
         self.sender.setblocking(False)
         self.reader = SocketReader(self.receiver.fileno())
-        self.outcome: object = None
         self._inode = os.fstat(self.receiver.fileno()).st_ino
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            self.outcome = self.reader.run()
-        except RuntimeError as error:
-            self.outcome = error
-
-    @property
-    def ident(self) -> int:
-        """Ident of the reading thread."""
-        assert self._thread.ident is not None
-        return self._thread.ident
 
     def start(self) -> None:
         """Start the reading thread."""
-        self._thread.start()
+        self.reader.start()
 
-    def join_reader(self) -> object:
-        """Join the reading thread and return the result of `run`."""
-        self._thread.join(WAIT_S)
-        assert not self._thread.is_alive(), "it still reads"
-        return self.outcome
+    def wait_for_end(self) -> None:
+        """Wait until the thread reads no more."""
+        deadline = time.monotonic() + WAIT_S
+        while self.reader.is_receiving:
+            assert time.monotonic() < deadline, "it still reads"
+            time.sleep(0)
 
     def send(self, message: bytes) -> None:
         """Send, and wait for room."""
@@ -99,8 +86,6 @@ class SocketReaderThread:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.reader.stop()
-        if self._thread.ident is not None:
-            self._thread.join(WAIT_S)
         self.sender.close()
         try:
             is_own_socket = os.fstat(self.receiver.fileno()).st_ino == self._inode
@@ -118,6 +103,24 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
     receiver.bind("")  # the kernel finds a name
     sender.connect(receiver.getsockname())
     return receiver, sender
+
+
+def receiving_threads() -> set[str]:
+    """Return the kernel's ids of the threads of this process that receive messages."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            if (task / "comm").read_text("ascii") == "splunk-inbox\n":
+                found.add(task.name)
+    return found
+
+
+def wait_for_receiving_threads(count: int) -> None:
+    """Wait until the process has that many threads that receive messages."""
+    deadline = time.monotonic() + WAIT_S
+    while len(receiving_threads()) != count:
+        assert time.monotonic() < deadline, f"{len(receiving_threads())} threads receive, not {count}"
+        time.sleep(0)
 
 
 def numbered_message(number: int, size: int = 46) -> bytes:

@@ -3,6 +3,9 @@
 HOW is ``fork`` (forks COUNT times when told so; parent and children say what they show and end when told so),
 ``first_span`` (forks COUNT times, each time right after the first span of a provider; says how many children did not
 become visible),
+``first_message`` (forks COUNT times, each time right after a host profiler's first message, and stops right after
+that; says how many children did not get a message of their own),
+``census`` (says which threads there are after the start, and after a host profiler's first message),
 ``threads`` (COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works
 in one span until told to end). Says ``ready`` once it runs, and what is published as JSON: the process storage, and
 whether the span and labels that a thread shows are its own.
@@ -16,6 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from host_profiler import HostProfiler
 from marked_work import say
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -23,8 +27,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from own_memory import OwnMemory
 from published_process import ids_of, published_ids, published_labels, read_storage, wait_for_storage
+from socket_reader_threads import wait_for_receiving_threads
 
 import splunk_profiler
+from splunk_profiler.system.threads import NAME_PREFIX, wait_until
 
 _STARTS = 15  # of each thread
 _WORKERS = 4
@@ -113,6 +119,56 @@ def _fork_at_first_span(count: int) -> None:
     say("failed", failed)
 
 
+def _fork_at_first_message(count: int) -> None:
+    failed = 0
+    for number in range(count):
+        splunk_profiler.start()
+        with HostProfiler(wait_for_storage().socket) as host:
+            host.register(0, f"parent {number}", minor=2)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                with HostProfiler(_own_socket()) as host:
+                    host.register(0, f"child {number}", minor=2)
+                wait_for_receiving_threads(1)
+                splunk_profiler.stop()
+                wait_for_receiving_threads(0)
+                status = 0 if read_storage() is None and not _sockets() else 2
+            finally:
+                os._exit(status)
+        splunk_profiler.stop()
+        _, status = os.waitpid(child, 0)
+        failed += status != 0
+        wait_for_receiving_threads(0)
+    say("failed", failed)
+
+
+def _own_socket() -> Path:
+    """Return the path of this process's socket, not of its parent's."""
+    own = wait_for_storage().socket
+    assert f"-{os.getpid()}-" in own.name
+    return own
+
+
+def _census() -> None:
+    """Say the names of our threads, and how many more than the main thread the kernel knows."""
+    setting_up = {"splunk-profiler-auditor"}
+    wait_until(lambda: not setting_up & {thread.name for thread in threading.enumerate()}, 60)
+    with TRACER.start_as_current_span("first"):
+        say("idle", _names_and_tasks())
+        with HostProfiler(_own_socket()) as host:
+            host.register(0)
+        wait_for_receiving_threads(1)
+        say("told", _names_and_tasks())
+    splunk_profiler.stop()
+
+
+def _names_and_tasks() -> tuple[list[str], int]:
+    names = sorted(thread.name.removeprefix(NAME_PREFIX) for thread in threading.enumerate())
+    return names, len([*Path("/proc/self/task").iterdir()])
+
+
 def _threads(count: int) -> None:
     stopping = threading.Event()
     failures: list[BaseException] = []
@@ -165,11 +221,16 @@ def main(how: str, count: int) -> None:
     if how == "first_span":
         _fork_at_first_span(count)
         return
+    if how == "first_message":
+        _fork_at_first_message(count)
+        return
     splunk_profiler.start()
     wait_for_storage()
     say("ready", os.getpid())
     if how == "fork":
         _fork(count)
+    elif how == "census":
+        _census()
     elif how == "threads":
         _threads(count)
     else:

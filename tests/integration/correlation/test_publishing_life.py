@@ -85,6 +85,38 @@ def test_a_fork_while_it_is_set_up_leaves_parent_and_child_visible(settings: dic
     assert all(f"-{target.pid}-" not in path for path in sockets(settings))
 
 
+@pytest.mark.parametrize("mode", ["auto", "true"])
+def test_fork_or_stop_right_after_the_first_message_leaves_both_right(settings: dict[str, str], mode: str) -> None:
+    env = {
+        **settings,
+        f"{_ELASTIC}_ENABLED": mode,
+        "SPLUNK_PROFILER_ENABLED": str(mode == "auto").lower(),
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9",
+        "PYTHONWARNINGS": "ignore::DeprecationWarning",
+    }
+    with Target("publishing_life.py", "first_message", "20", env=env) as target:
+        assert target.json("failed", timeout_s=120) == 0
+        assert target.finish() == 0
+        assert "Traceback" not in target.output
+    assert not sockets(settings)
+
+
+def test_no_thread_waits_for_host_profilers_but_one_until_one_sends(settings: dict[str, str]) -> None:
+    env = {
+        **settings,
+        f"{_ELASTIC}_ENABLED": "auto",
+        "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "auto",
+        "SPLUNK_PROFILER_ENABLED": "true",
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9",
+    }
+    names = ["MainThread", "correlator", "sampler", "sigterm", "ticker"]
+    with Target("publishing_life.py", "census", env=env) as target:
+        assert target.json("idle") == [names, len(names)]
+        assert target.json("told") == [names, len(names) + 1]
+        assert target.finish() == 0
+        assert "Traceback" not in target.output
+
+
 def _states(target: Target) -> list[dict[str, Any]]:
     return [json.loads(line) for line in target.lines(_CHILDREN, "child")]
 

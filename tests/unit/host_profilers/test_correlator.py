@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from correlator_bench import WAIT_S, CorrelatorBench
+from socket_reader_threads import receiving_threads, wait_for_receiving_threads
 
 KEY = "elastic.profiler_stack_trace_ids"
 
@@ -191,26 +192,35 @@ def test_messages_that_came_before_a_flush_are_counted_by_it(make: Any) -> None:
 
 def test_a_stop_ends_its_threads_and_gives_the_processors_back(make: Any) -> None:
     bench = make()
-    names = {"splunk-profiler-inbox", "splunk-profiler-correlator"}
-    threads = [thread for thread in threading.enumerate() if thread.name in names]
-    assert {thread.name for thread in threads} == names
+    (thread,) = (one for one in threading.enumerate() if one.name == "splunk-profiler-correlator")
+    wait_for_receiving_threads(1)
     bench.tracer.start_span("waits").end()
     bench.correlator.stop(1)
-    for thread in threads:
-        thread.join(60)
+    thread.join(60)
+    wait_for_receiving_threads(0)
     assert bench.exporter.next().name == "waits"
     assert not {"on_start", "on_end", "force_flush", "shutdown"} & vars(bench.processor).keys()
-    assert not {"splunk-profiler-inbox", "splunk-profiler-correlator"} & {one.name for one in threading.enumerate()}
 
 
-def test_a_socket_that_the_application_closes_is_reported(make: Any) -> None:
-    bench = make()
+def test_in_auto_the_second_thread_comes_with_the_first_message(make: Any) -> None:
+    bench = make(at_once=False)
+    bench.run_span("before")
+    assert not receiving_threads()
+    bench.register()
+    wait_until_deferring(bench)
+    wait_for_receiving_threads(1)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_socket_that_the_application_closes_is_reported(make: Any, at_once: bool) -> None:
+    bench = make(at_once=at_once)
     bench.receiving.shutdown(socket.SHUT_RDWR)
     assert bench.lost.wait(WAIT_S)
 
 
-def test_another_file_under_the_sockets_number_is_never_read(make: Any) -> None:
-    bench = make()
+@pytest.mark.parametrize("at_once", [True, False])
+def test_another_file_under_the_sockets_number_is_never_read(make: Any, at_once: bool) -> None:
+    bench = make(at_once=at_once)
     number = bench.receiving.fileno()
     theirs, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     kept = os.dup(number)

@@ -37,13 +37,16 @@ class Turns:
     def __init__(self, _descriptor: int) -> None:
         self.waits_s: SimpleQueue[float] = SimpleQueue()
         self.given: SimpleQueue[list[bytes]] = SimpleQueue()
-        self._stopped: SimpleQueue[None] = SimpleQueue()
         self.woken = 0
+        self.is_receiving = self.is_lost = False
 
-    def run(self) -> bool:
-        """Return after `stop`."""
-        self._stopped.get()
-        return True
+    def start(self) -> None:
+        """Note that it receives."""
+        self.is_receiving = True
+
+    def start_with_message(self) -> None:
+        """Note that it receives."""
+        self.is_receiving = True
 
     def take(self, timeout_s: float) -> list[bytes]:
         """Return the messages of the test; none without a timeout."""
@@ -57,8 +60,7 @@ class Turns:
         self.woken += 1
 
     def stop(self) -> None:
-        """End `run` and `take`."""
-        self._stopped.put(None)
+        """End `take`."""
         self.given.put([])
 
     def counts(self) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import sys
 import threading
 from asyncio import CancelledError
 from contextlib import ExitStack
+from errno import EAGAIN
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +60,47 @@ def test_what_profilers_send_while_it_stops_does_not_begin_it_anew(tmp_path: Pat
         assert not {"on_end", "on_start"} & vars(bench.processor).keys()
     finally:
         bench.end()
+
+
+class Refused:
+    """A socket reader whose thread cannot be made twice."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._reader = SocketReader(descriptor)
+        self._refusals = 2
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def start_with_message(self) -> None:
+        if self._refusals:
+            self._refusals -= 1
+            raise BlockingIOError(EAGAIN, "no more threads")
+        self._reader.start_with_message()
+
+
+def test_first_message_is_counted_once_the_process_can_make_a_thread(tmp_path: Path) -> None:
+    bench = CorrelatorBench(tmp_path, at_once=False, resource={}, make_reader=Refused)
+    bench.register(0, b"i-1")
+    while not bench.correlator.counts().received:
+        threading.Event().wait(0.001)
+    bench.end()
+    assert bench.correlator.counts()[:4] == (1, 0, 0, 0)
+
+
+def test_a_stop_before_the_first_message_waits_for_nothing() -> None:
+    reads: list[int] = []
+
+    def now_ns() -> int:  # each read lasts a millisecond
+        reads.append(threading.get_ident())
+        return len(reads) * 1_000_000
+
+    inbox, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with inbox, other:
+        correlator = Correlator(False, 10, SocketReader, now_ns)
+        correlator.listen(inbox.fileno(), lambda: None)
+        correlator.stop(60)
+    assert reads.count(threading.get_ident()) < 20
 
 
 class Interrupted:

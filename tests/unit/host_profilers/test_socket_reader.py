@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from socket_reader_threads import WAIT_S, SocketReaderThread, number_of, numbered_message
+from socket_reader_threads import (
+    WAIT_S,
+    SocketReaderThread,
+    number_of,
+    numbered_message,
+    wait_for_receiving_threads,
+)
 
 from splunk_profiler._context import SocketReader
 
@@ -121,7 +128,8 @@ def test_a_stop_by_another_thread_ends_the_reading_and_the_waiting(reading: Sock
     taker = threading.Thread(target=lambda: seen.append(reading.reader.take(3600)))
     taker.start()
     reading.reader.stop()
-    assert reading.join_reader() is True
+    assert not reading.reader.is_receiving
+    assert not reading.reader.is_lost
     taker.join(WAIT_S)
     assert seen == [[]]
 
@@ -130,7 +138,8 @@ def test_after_a_stop_senders_get_an_error_and_nothing_waits(reading: SocketRead
     reading.reader.stop()
     reading.reader.stop()
     reading.start()
-    assert reading.join_reader() is True
+    reading.reader.start_with_message()
+    assert not reading.reader.is_receiving
     assert reading.reader.take(3600) == []
     with pytest.raises(OSError, match=r"Broken pipe|Connection refused"):
         reading.sender.send(b"message")
@@ -140,19 +149,17 @@ def test_what_was_gathered_before_a_stop_can_still_be_taken(reading: SocketReade
     reading.start()
     reading.fill(b"message", MAX_MESSAGES)
     reading.reader.stop()
-    assert reading.join_reader() is True
     assert reading.reader.take(3600) == [b"message"] * MAX_MESSAGES
     assert reading.reader.take(3600) == []
 
 
-def test_two_threads_cannot_read_for_one_mailbox(reading: SocketReaderThread) -> None:
-    reading.start()
+def test_a_second_start_makes_no_second_thread(reading: SocketReaderThread) -> None:
+    for _ in range(3):
+        reading.start()
+        reading.reader.start_with_message()
     reading.send(b"it reads")
-    reading.take_messages(1)
-    with pytest.raises(RuntimeError, match="another thread reads"):
-        reading.reader.run()
-    reading.send(b"the first goes on")
-    assert reading.take_messages(1) == [b"the first goes on"]
+    assert reading.take_messages(1) == [b"it reads"]
+    wait_for_receiving_threads(1)
 
 
 @pytest.mark.parametrize(
@@ -225,20 +232,26 @@ def test_socket_closed_during_a_read_ends_reading_with_the_next_message(
     os.close(reading.receiver.fileno())
     with suppress(ConnectionRefusedError):  # it has noticed the end
         reading.send(b"")
-    assert reading.join_reader() is False
-    assert reading.reader.take(0) == []
+    reading.wait_for_end()
+    assert reading.reader.is_lost
+    assert reading.reader.take(3600) == []
 
 
-def test_a_socket_that_was_closed_before_ends_the_reading_at_once(reading: SocketReaderThread) -> None:
+@pytest.mark.parametrize("start", [SocketReader.start, SocketReader.start_with_message])
+def test_socket_that_was_closed_before_is_lost_at_once(
+    reading: SocketReaderThread, start: Callable[[SocketReader], None]
+) -> None:
     os.close(reading.receiver.fileno())
-    reading.start()
-    assert reading.join_reader() is False
+    start(reading.reader)
+    reading.wait_for_end()
+    assert reading.reader.is_lost
 
 
 def test_a_shutdown_of_the_socket_ends_the_reading(reading: SocketReaderThread) -> None:
     reading.start()
     reading.receiver.shutdown(socket.SHUT_RD)
-    assert reading.join_reader() is False
+    reading.wait_for_end()
+    assert reading.reader.is_lost
 
 
 def test_socket_closed_while_the_reader_is_full_ends_reading_with_room(
@@ -247,8 +260,10 @@ def test_socket_closed_while_the_reader_is_full_ends_reading_with_room(
     reading.start()
     reading.fill(b"message", MAX_MESSAGES)
     os.close(reading.receiver.fileno())
+    assert not reading.reader.is_lost
     assert reading.reader.take(3600) == [b"message"] * MAX_MESSAGES
-    assert reading.join_reader() is False
+    reading.wait_for_end()
+    assert reading.reader.is_lost
 
 
 @pytest.mark.parametrize("started", ["before", "after"])
@@ -269,7 +284,8 @@ def test_another_socket_under_the_number_keeps_its_messages_and_is_open(
         else:
             with suppress(ConnectionRefusedError):  # the next message shows it at the latest
                 reading.send(b"")
-        assert reading.join_reader() is False
+        reading.wait_for_end()
+        assert reading.reader.is_lost
         reading.reader.stop()
         assert theirs.recv(100, socket.MSG_DONTWAIT) == b"not ours"
         friend.send(b"still open")
@@ -282,17 +298,20 @@ def test_a_file_under_the_number_is_left_alone(reading: SocketReaderThread, tmp_
         number = reading.receiver.fileno()
         os.dup2(file.fileno(), number)
         reading.start()
-        assert reading.join_reader() is False
+        reading.wait_for_end()
+        assert reading.reader.is_lost
         reading.reader.stop()
         os.write(number, b"theirs")
         os.close(number)
     assert (tmp_path / "file").read_bytes() == b"theirs"
 
 
-def test_what_is_no_socket_is_not_read(tmp_path: Path) -> None:
+def test_what_is_no_socket_is_lost_at_once(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as file:
         reader = SocketReader(file.fileno())
-        assert reader.run() is False
+        reader.start_with_message()
+        assert reader.take(3600) == []
+        assert reader.is_lost
         reader.stop()
 
 
@@ -305,12 +324,16 @@ def test_what_is_not_open_is_refused(descriptor: Any, error: type[Exception]) ->
 
 
 def test_signals_that_reach_the_reading_thread_end_nothing(reading: SocketReaderThread) -> None:
-    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(len(seen)))
+    reading.start()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # so the reading thread gets them
     try:
-        reading.start()
         for number in range(50):
-            signal.pthread_kill(reading.ident, signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGUSR1)
             reading.send(numbered_message(number))
             assert reading.take_messages(1) == [numbered_message(number)]
+        assert seen
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.signal(signal.SIGUSR1, before)

@@ -45,7 +45,9 @@ def _answer_of_a_child(reader: SocketReader) -> None:
     try:
         signal.alarm(int(WAIT_S))
         reader.wake()
-        right = reader.run() is True and reader.take(3600) == [] and reader.counts() == (0, 0)
+        reader.start()
+        reader.start_with_message()
+        right = reader.take(3600) == [] and reader.counts() == (0, 0) and not (reader.is_receiving or reader.is_lost)
         reader.stop()
         del reader
         status = 0 if right else 2
@@ -112,7 +114,8 @@ def flood():
 def take():
     while True:
         reader.take(3600)
-for body in (reader.run, flood, take):
+reader.start()
+for body in (flood, take):
     threading.Thread(target=body, daemon=True).start()
 while reader.counts()[0] < 5000:
     pass
