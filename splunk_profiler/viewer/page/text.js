@@ -71,11 +71,15 @@ function addPlace(file, line, parent) {
   if (line) parent.append(`:${line}`);
 }
 
+// Made once: a table has thousands of numbers.
+const WHOLE = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
+const THREE_DIGITS = new Intl.NumberFormat(undefined, { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+const PERCENT = new Intl.NumberFormat(undefined, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
 // Three digits, or all those before the point.
 function digits(number) {
   const isLong = number >= 999.5;
-  return number.toLocaleString(undefined, isLong ? { maximumFractionDigits: 0 }
-    : { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+  return (isLong ? WHOLE : THREE_DIGITS).format(number);
 }
 
 // The largest unit of which there is one, also if only after rounding.
@@ -86,8 +90,7 @@ function amount(weight, unit) {
 }
 
 function share(part, whole) {
-  const fixed = { minimumFractionDigits: 1, maximumFractionDigits: 1 };
-  return whole ? `${((100 * part) / whole).toLocaleString(undefined, fixed)} %` : "";
+  return whole ? `${PERCENT.format((100 * part) / whole)} %` : "";
 }
 
 // How a weight differs from that of the baseline.
