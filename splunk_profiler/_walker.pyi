@@ -206,6 +206,12 @@ def delay_forks(is_starting: bool, /) -> None:
     A forked child would inherit such a lock without the thread that releases it. Other threads that call this wait.
     """
 
+def prepare_fork() -> None:
+    """Wait for the end of a delay; no other one begins until the fork of the calling thread is over.
+
+    For hooks of `os.register_at_fork`: from CPython 3.13 on, it is too late to wait for another thread after these.
+    """
+
 def read_thread_stat(native_id: int, /) -> str:
     """Return the line of a thread of this process in ``/proc/self/task/ID/stat``; empty if it has ended.
 

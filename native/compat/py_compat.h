@@ -83,6 +83,16 @@ static inline bool compat_is_ending(const PyThreadState *thread)
 #endif
 }
 
+/* Return true if a thread, perhaps this one, holds the head lock. Before 3.13 os.fork does not take it. */
+static inline bool compat_is_head_locked(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return (_Py_atomic_load_uint8(&_PyRuntime.interpreters.mutex._bits) & _Py_LOCKED) != 0;
+#else
+    return false;
+#endif
+}
+
 /* Threads that link thread states in or out hold the head lock; some are foreign threads without the GIL. Try
  * it only for a bounded time: the calling thread may itself hold it. sys._current_frames allocates under it,
  * and on 3.10 and 3.11 an allocation can run the collector and with it Python code. */

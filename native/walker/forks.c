@@ -9,6 +9,11 @@
  *
  * The mutexes are held until the fork is over. Handlers of other libraries run meanwhile, and may take the
  * GIL. So a thread that has the GIL releases it before it waits for one of these mutexes.
+ *
+ * From CPython 3.13 on, os.fork holds the head lock when it calls us. A thread that ends waits for that lock with the
+ * GIL: a forking thread that released the GIL now would never get it back. So nothing here releases it then, and waits
+ * end without success. What another thread needs the GIL for is waited for before, in a hook of os.register_at_fork
+ * (forks_prepare).
  */
 #include "py_compat.h"
 
@@ -41,6 +46,9 @@ static struct {
 /* True on the thread that holds process.delay: in the application's code, or for its fork. */
 static _Thread_local bool has_delay, is_delay_locked;
 
+/* True on a thread that forks and has our other mutexes. */
+static _Thread_local bool has_locks;
+
 const atomic_int *forks_locks_wanted(void)
 {
     return &process.locks_wanted;
@@ -56,9 +64,15 @@ void forks_lock(pthread_mutex_t *mutex)
     }
 }
 
+/* Return true on a thread in os.fork that has the head lock. */
+static bool must_keep_gil(void)
+{
+    return compat_can_release_gil() && compat_is_head_locked();
+}
+
 static void sleep_briefly(void)
 {
-    PyThreadState *self = compat_can_release_gil() ? PyEval_SaveThread() : NULL;
+    PyThreadState *self = compat_can_release_gil() && !must_keep_gil() ? PyEval_SaveThread() : NULL;
     nanosleep(&(struct timespec){.tv_nsec = DELAY_POLL_NS}, NULL);
     if (self != NULL) {
         PyEval_RestoreThread(self);
@@ -80,21 +94,26 @@ void forks_delay(bool is_starting)
     }
 }
 
-/* Wait for the end of a delay, but not for ever. True: there is none until this fork is over. */
-static bool wait_for_delay(void)
+/* Return false if another thread has kept the mutex for `max_ns`. */
+static bool lock_within(pthread_mutex_t *mutex, int64_t max_ns)
 {
-    if (has_delay) { /* the application's code forks */
-        return false;
-    }
-    atomic_fetch_add(&process.forks_waiting, 1);
-    int64_t until_ns = monotonic_ns() + MAX_DELAY_NS;
-    bool is_locked = pthread_mutex_trylock(&process.delay) == 0;
+    int64_t until_ns = monotonic_ns() + max_ns;
+    bool is_locked = pthread_mutex_trylock(mutex) == 0;
     while (!is_locked && monotonic_ns() < until_ns) {
         sleep_briefly();
-        is_locked = pthread_mutex_trylock(&process.delay) == 0;
+        is_locked = pthread_mutex_trylock(mutex) == 0;
     }
-    atomic_fetch_sub(&process.forks_waiting, 1);
     return is_locked;
+}
+
+void forks_prepare(void)
+{
+    if (!is_delay_locked && !has_delay) { /* has_delay: the application's code forks */
+        atomic_fetch_add(&process.forks_waiting, 1);
+        /* A thread that delays us may need the GIL. */
+        is_delay_locked = lock_within(&process.delay, must_keep_gil() ? 0 : MAX_DELAY_NS);
+        atomic_fetch_sub(&process.forks_waiting, 1);
+    }
 }
 
 static int run_child_callback(void *unused)
@@ -141,42 +160,55 @@ static void hold_gil_for_fork(PyInterpreterState *interp)
     gil_keeper_wait(interp, has_running_ticker);
 }
 
+/* Return false if the mutex cannot be had. The child initializes it anew, but a ticker may then be in the middle of
+ * something. */
+static bool lock_for_fork(pthread_mutex_t *mutex)
+{
+    if (must_keep_gil()) {
+        return lock_within(mutex, MAX_DELAY_NS);
+    }
+    if (compat_can_release_gil()) {
+        forks_lock(mutex);
+    }
+    else {
+        pthread_mutex_lock(mutex);
+    }
+    return true;
+}
+
 static void before_fork(void)
 {
-    is_delay_locked = wait_for_delay();
+    forks_prepare();
     atomic_fetch_add(&process.locks_wanted, 1);
     PyInterpreterState *interp = atomic_load(&process.interp);
     if (interp != NULL && !compat_is_finalizing() && gil_keeper_request(interp)) {
         hold_gil_for_fork(interp);
     }
-    bool has_gil = compat_can_release_gil();
-    /* With the GIL the interpreter cannot end meanwhile. The post may release the GIL, so it comes before our
-     * mutex. */
-    bool posts_first = compat_locks_detach();
+    /* With the GIL the interpreter cannot end meanwhile. The post releases the GIL while a ticker has a lock of
+     * CPython's. So it comes before our mutexes, or, where the GIL must be kept, after them: then no ticker has it. */
+    bool posts_first = compat_locks_detach() && !must_keep_gil();
     if (posts_first) {
         post_child_callback();
     }
-    if (has_gil) {
-        forks_lock(&process.mutex);
-    }
-    else {
-        pthread_mutex_lock(&process.mutex);
-    }
-    if (!posts_first) {
-        post_child_callback();
-    }
-    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+    has_locks = lock_for_fork(&process.mutex);
+    for (ticker_state *ticker = process.tickers; has_locks && ticker != NULL; ticker = ticker->next_ticker) {
         /* Others hold it briefly: another forking thread would hold the mutex above. */
         pthread_mutex_lock(&ticker->loop.mutex);
+    }
+    if (!posts_first && has_locks) {
+        post_child_callback();
     }
 }
 
 static void after_fork_in_parent(void)
 {
-    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+    for (ticker_state *ticker = process.tickers; has_locks && ticker != NULL; ticker = ticker->next_ticker) {
         pthread_mutex_unlock(&ticker->loop.mutex);
     }
-    pthread_mutex_unlock(&process.mutex);
+    if (has_locks) {
+        has_locks = false;
+        pthread_mutex_unlock(&process.mutex);
+    }
     atomic_fetch_sub(&process.locks_wanted, 1);
     gil_keeper_release();
     if (is_delay_locked) {
@@ -225,7 +257,7 @@ static void after_fork_in_child(void)
     pthread_mutex_init(&process.mutex, NULL);
     pthread_mutex_init(&process.delay, NULL);
     atomic_store(&process.forks_waiting, 0);
-    has_delay = is_delay_locked = false;
+    has_delay = is_delay_locked = has_locks = false;
     atomic_store(&process.locks_wanted, 0);
     PyInterpreterState *interp = PyInterpreterState_Main();
     set_survivor(interp == NULL ? 0 : compat_newest_thread_id(interp));

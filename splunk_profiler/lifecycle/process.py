@@ -24,7 +24,7 @@ from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
 from splunk_profiler.system.guard import Guard, OnceLog, logger
-from splunk_profiler.system.threads import WakeEvent, Worker, delaying_forks, is_profiler_thread
+from splunk_profiler.system.threads import WakeEvent, Worker, delaying_forks, is_profiler_thread, prepare_fork
 
 if TYPE_CHECKING:
     from splunk_profiler.otel.runtime_id import RuntimeId
@@ -235,6 +235,7 @@ class ProcessProfiler:
         with self._guard.catching():
             if profiler is not None:
                 profiler.hold_for_fork(_FORK_TIMEOUT_S)
+            prepare_fork()
 
     def _after_fork_in_parent(self) -> None:
         profiler = self._held_by_forking_thread.pop(_thread.get_ident(), None)

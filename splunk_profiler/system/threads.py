@@ -265,6 +265,13 @@ def delaying_forks() -> Iterator[None]:
         walker.delay_forks(False)
 
 
+def prepare_fork() -> None:
+    """Wait, in a hook before a fork, until no thread of ours delays forks; none does before the fork is over."""
+    walker = sys.modules.get("splunk_profiler._walker")
+    if walker is not None:
+        walker.prepare_fork()
+
+
 def _block_signals() -> None:
     """Block all signals on this thread and on those that gRPC starts from it, except those that report a fault.
 

@@ -5,7 +5,8 @@ another one allocates is sampled); ``os.fork``,
 ``C code without the GIL`` or ``thread of C code`` (a library takes the GIL before each fork, while other threads tell
 tickers what to do); ``queue`` (many forks while the main thread runs no Python); ``kept`` (one fork without the GIL,
 which a thread of the profiler has kept for longer than any waiter is patient); or ``log os.fork`` and ``log C code``
-(while a thread of the profiler writes log lines; each child writes one too).
+(while a thread of the profiler writes log lines; each child writes one too). With ``log os.fork`` a profiler runs,
+whose hooks wait for these lines.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from walker_forks import C_FORKS, start
 
+import splunk_profiler
 from splunk_profiler import _walker as walker
 from splunk_profiler.lifecycle import process as _process  # noqa: F401  # as in a service: it hands lines to handlers
 from splunk_profiler.system.guard import logger
@@ -149,6 +152,10 @@ def main(how: str, path: str) -> None:
         print("status", _fork_while_kept(library), flush=True)
         threads = []
     elif how.startswith("log "):
+        if how == "log os.fork":
+            assert splunk_profiler.start(
+                splunk_profiler.Config(enabled=True, output=f"stream:{Path(path).parent}/kept")
+            )
         print("went well", _fork_beside_lines(C_FORKS.get(how[4:], os.fork)), flush=True)
         threads = []
     elif how == "lock":

@@ -27,6 +27,12 @@ def test_stacks_are_whole_and_nothing_leaks_while_threads_come_and_go() -> None:
     assert (counters["by_pending_call"] > 0) == any_thread_runs_calls
 
 
+def test_forks_beside_a_delay_of_forks_and_threads_that_end_go_on() -> None:
+    with Target("delayed_forks.py") as target:
+        target.line("over", 120)
+        assert target.finish() == 0, target.output
+
+
 FORKED_BEFORE = """
 import ctypes, os, sys, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # the child does not have it
