@@ -248,7 +248,7 @@ class BatchExporter(Generic[Record]):
     def _handle_result(self, batch: Batch[Record], result: ExportResult) -> None:
         count = len(batch.records)
         export_status = result.export_status
-        requeued = batch.records
+        requeued, delivered = batch.records, 0
         if export_status is ExportStatus.TOO_LARGE:
             requeued = self._shrink(requeued)
             export_status = ExportStatus.RETRY if len(requeued) > 1 else ExportStatus.REJECTED
@@ -261,8 +261,8 @@ class BatchExporter(Generic[Record]):
             self._in_flight = Batch((), 0)
             self._memory.remove(batch.records)
             if export_status is ExportStatus.DELIVERED:
-                refused = min(result.rejected, count)  # a receiver may count the parts of a profile
-                self._add_counts(delivered=count - refused, rejected=refused)
+                delivered = max(count - result.rejected, 0)  # a receiver may count the parts of a profile
+                self._add_counts(delivered=delivered, rejected=count - delivered)
             elif export_status is ExportStatus.REJECTED:
                 self._add_counts(rejected=count)
             else:
@@ -274,7 +274,7 @@ class BatchExporter(Generic[Record]):
                 self._drop_oldest()
         self._failures = 0 if export_status is ExportStatus.DELIVERED else self._failures + 1
         if result.export_status is not ExportStatus.TOO_LARGE or export_status is ExportStatus.REJECTED:
-            self._delivery_log.log_result(result, self.counters().waiting, self.counters().dropped)
+            self._delivery_log.log_result(result, delivered, self.counters().waiting, self.counters().dropped)
 
     def _shrink(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
         """Return the records to send in smaller batches; none, or one, if this is hopeless."""

@@ -18,6 +18,7 @@ class LastResults(NamedTuple):
     """The last results of exports, at instants on a monotonic clock; None if there was none.
 
     Attributes:
+        delivered_ns: of the last one with records that the receiver has taken.
         failed_ns: of the last one with records that were not delivered, or refused.
         failure: why, in words for a person.
     """
@@ -41,9 +42,9 @@ class DeliveryLog:
         self._reported_dropped = 0
         self.last_results = LastResults()
 
-    def log_result(self, result: ExportResult, waiting: int, dropped: int) -> None:
-        """Log a result if a line is due, with the numbers of queued records and of those lost since the start."""
-        self._keep(result)
+    def log_result(self, result: ExportResult, delivered: int, waiting: int, dropped: int) -> None:
+        """Log a result, with the numbers of records that it delivered, that are queued, and lost since the start."""
+        self._keep(result, delivered)
         lost = dropped - self._reported_dropped
         if result.export_status is ExportStatus.DELIVERED:
             if self._has_warned:
@@ -70,11 +71,11 @@ class DeliveryLog:
         if lost:
             logger.warning("%d profiling records were not delivered before the process ended", lost)
 
-    def _keep(self, result: ExportResult) -> None:
-        now, is_delivered = self._now_ns(), result.export_status is ExportStatus.DELIVERED
-        if is_delivered:
+    def _keep(self, result: ExportResult, delivered: int) -> None:
+        now = self._now_ns()
+        if delivered:  # a receiver may take a request and refuse all of its records
             self.last_results = self.last_results._replace(delivered_ns=now)
-        if result.rejected or not is_delivered:
+        if result.rejected or result.export_status is not ExportStatus.DELIVERED:
             failure = result.detail or "no reason given"
             self.last_results = self.last_results._replace(failed_ns=now, failure=failure)
 

@@ -9,6 +9,7 @@ from scripted_sink import SECOND_NS, Enough, ScriptedSink, samples
 
 from splunk_profiler.model import ExportResult, ExportStatus, RecordCounters, Sample
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
+from splunk_profiler.pipeline.delivery_log import LastResults
 from splunk_profiler.system.threads import WakeEvent
 
 DELIVERED = ExportResult(ExportStatus.DELIVERED)
@@ -188,6 +189,14 @@ def test_records_that_a_receiver_rejects_out_of_a_batch_are_counted() -> None:
     batch_exporter.record(samples(1, 5))
     run_until_idle(batch_exporter, clock)
     assert batch_exporter.counters() == RecordCounters(recorded=5, delivered=3, rejected=2)
+
+
+def test_receiver_that_refuses_every_record_has_not_delivered() -> None:
+    sink, clock = ScriptedSink(ExportResult(ExportStatus.DELIVERED, "over quota", rejected=2)), Clock()
+    batch_exporter = make(sink, clock)
+    batch_exporter.record(samples(1, 2))
+    run_until_idle(batch_exporter, clock)
+    assert batch_exporter.last_results() == LastResults(None, clock.now_ns, "over quota")
 
 
 def test_profile_with_several_rejected_parts_counts_as_one_rejected() -> None:
