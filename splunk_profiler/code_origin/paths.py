@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib/python3?[0-9.]*)/")
+_LIBRARY = re.compile(r"/(?:(?:site|dist)-packages|lib(?:64)?/(?:python|pypy)3\.[0-9]+t?|lib/python3)/")
 
 
 def is_library(file: str) -> bool:
