@@ -1,6 +1,6 @@
 """The status of a host of an exporter process: what became of its records, and the question for it.
 
-The session in the exporter process makes it; `ask` runs in a command. Has no secret of the host.
+The session in the exporter process makes it; `ask` runs in a command. It contains no secrets.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from typing import IO, Any, NamedTuple
 
 from splunk_profiler.config.parsers import ProfilerError
@@ -24,7 +25,10 @@ from splunk_profiler.exporter_process.transport import (
 from splunk_profiler.model import RecordCounters
 
 _MAX_TEXT = 1000
-_TIMEOUT_S = 10.0  # of each message: beside many busy processes the exporter may have no processor for seconds
+_OPTIONAL = ("delivered_age_s", "failed_age_s")
+_TEXTS = ("destination", "failure", "function", "task", "endpoint")
+_MAX_NUMBER = 1 << 64
+_TIMEOUT_S = 20.0  # beside many busy processes the exporter may have no processor for seconds
 
 
 class StatusError(ProfilerError):
@@ -32,7 +36,7 @@ class StatusError(ProfilerError):
 
 
 class HostStatus(NamedTuple):
-    """What a person should know of a host of the exporter process.
+    """The state of a host's records in the exporter process.
 
     Attributes:
         age_s: time since the host has connected; all numbers are of that time.
@@ -41,7 +45,7 @@ class HostStatus(NamedTuple):
         destination: destination and its setting, in words.
         delivered_age_s: time since the last delivery; None if there was none.
         failed_age_s: time since records were last not delivered, or refused, and `failure` why.
-        period_ms: time between the last two snapshots; 0 if there were none.
+        period_ms: period of the schedule at the last snapshot; 0 if there were none.
         configured_period_ms: the same as it is configured.
         loop_blockers: the functions that blocked the event loop for longest.
     """
@@ -66,7 +70,8 @@ class HostStatus(NamedTuple):
     def encode(self) -> bytes:
         """Return the answer of the exporter, texts cut short."""
         texts = {"destination": self.destination[:_MAX_TEXT], "failure": self.failure[:_MAX_TEXT]}
-        return json.dumps({**self.to_dict(), **texts}).encode()
+        # As UTF-8: an escaped character may take twelve bytes, and the answer has one message.
+        return json.dumps({**self.to_dict(), **texts}, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def decode(answer: bytes) -> HostStatus:
@@ -76,29 +81,46 @@ def decode(answer: bytes) -> HostStatus:
         StatusError: it is none.
     """
     if not answer:
-        raise StatusError("it knows nothing of this process yet")
+        raise StatusError("it knows nothing of this process, which may be new or about to end")
     try:
         values = json.loads(answer)
-        values["counters"] = RecordCounters(**values["counters"])
-        values["loop_blockers"] = [LoopBlocker(**each) for each in values["loop_blockers"]]
-        return HostStatus(**values)
-    except (ValueError, TypeError, KeyError):
+        counters = RecordCounters(**_check(values.pop("counters")))
+        blockers = [LoopBlocker(**_check(each)) for each in values.pop("loop_blockers")]
+        return HostStatus(**_check(values), counters=counters, loop_blockers=blockers)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise StatusError("its answer is that of another version of splunk-profiler") from None
 
 
-def ask(token: str, name: bytes, pid: int) -> HostStatus:
+def _check(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values; `ValueError` unless each is a text or a number, as its name says."""
+    for name, value in values.items():
+        if name in _TEXTS:
+            is_usable = isinstance(value, str)
+        elif value is None:
+            is_usable = name in _OPTIONAL
+        else:
+            is_usable = 0 <= value < _MAX_NUMBER
+        if not is_usable:
+            raise ValueError(name)
+    return values
+
+
+def ask(token: str, name: bytes, pid: int, timeout_s: float = _TIMEOUT_S) -> HostStatus:
     """Ask the exporter with this token and name of its socket for the status of a host, as it knows its process id.
 
     Raises:
         StatusError: it gives none.
     """
+    from splunk_profiler.export.deadline_stream import DeadlineStream  # noqa: PLC0415  # with OpenSSL: not for exporters
+
+    deadline_s = time.monotonic() + timeout_s
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_TIMEOUT_S)
+            connection.settimeout(timeout_s)
             connection.connect(name)
             challenge = os.urandom(CHALLENGE_BYTES)
             connection.sendall(challenge)
-            with connection.makefile("rb") as stream:
+            with DeadlineStream(connection, deadline_s).makefile("rb") as stream:
                 proof = _read_message(stream)
                 if proof == REFUSAL:
                     raise StatusError(proof.decode())

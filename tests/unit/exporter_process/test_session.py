@@ -121,7 +121,7 @@ def test_status_says_what_became_of_records_and_of_lost_snapshots(monkeypatch: p
     monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(lambda: sink, is_known))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")
     fed = StreamSession(1, Shares(lambda: None))
-    with pytest.raises(StatusError, match="nothing of this process yet"):
+    with pytest.raises(StatusError, match="nothing of this process, which may be new"):
         decode(fed.status())
     *pieces, end = record_run(to_values(from_env())).pieces
     lost = encode(LostRecord(7))

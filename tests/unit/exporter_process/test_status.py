@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import socket
 import threading
@@ -14,6 +16,7 @@ from splunk_profiler.exporter_process.loop_blockers import LoopBlocker
 from splunk_profiler.exporter_process.status import HostStatus, StatusError, ask, decode
 from splunk_profiler.exporter_process.transport import (
     CHALLENGE_BYTES,
+    LENGTH,
     MAX_MESSAGE_BYTES,
     PROOF_BYTES,
     QUESTION,
@@ -84,11 +87,61 @@ def test_answer_to_the_question_for_a_host_is_its_status() -> None:
 def test_reason_why_there_is_no_status_is_said_in_words() -> None:
     assert _failure() == "it refuses the question, as other versions of splunk-profiler do"
     assert _failure(frame(_STATUS.encode())[:-1]) == "it refuses the question, as other versions of splunk-profiler do"
-    assert _failure(frame(b"")) == "it knows nothing of this process yet"
-    for other in (b"{}", b"[]", b"\xff", b'{"counters": {"seen": 1}, "loop_blockers": []}'):
-        assert _failure(frame(other)) == "its answer is that of another version of splunk-profiler"
+    assert _failure(frame(b"")) == "it knows nothing of this process, which may be new or about to end"
     with pytest.raises(StatusError, match="cannot be asked: Connection refused"):
         ask("", b"\0no exporter has this name", _PID)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"{}",
+        b"[]",
+        b"7",
+        b"\xff",
+        b"[" * 60_000,
+        b'{"counters": {"seen": 1}, "loop_blockers": []}',
+        b'{"counters": [], "loop_blockers": {}}',
+        *(
+            json.dumps({**_STATUS.to_dict(), **wrong}).encode()
+            for wrong in (
+                {"age_s": "x"},
+                {"age_s": None},
+                {"age_s": math.nan},
+                {"failed_age_s": -1},
+                {"period_ms": 1 << 4000},
+                {"failure": 7},
+                {"counters": {"recorded": []}},
+                {"loop_blockers": [{**_STATUS.loop_blockers[0]._asdict(), "blocks": "3"}]},
+            )
+        ),
+    ],
+)
+def test_answer_that_is_no_status_is_said_to_be_none(answer: bytes) -> None:
+    with pytest.raises(StatusError, match="its answer is that of another version of splunk-profiler"):
+        decode(answer)
+
+
+def test_exporter_that_answers_byte_by_byte_is_not_waited_for() -> None:
+    has_given_up = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        token = os.urandom(16).hex()
+        listener.bind(socket_name(token, os.geteuid()))
+        listener.listen()
+
+        def dribble() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(LENGTH.pack(MAX_MESSAGE_BYTES))
+                while not has_given_up.wait(0.01):
+                    connection.sendall(b"x")
+
+        dribbling = threading.Thread(target=dribble)
+        dribbling.start()
+        with pytest.raises(StatusError, match="it does not answer"):
+            ask(token, socket_name(token, os.geteuid()), _PID, timeout_s=0.2)
+        has_given_up.set()
+        dribbling.join()
 
 
 def test_process_without_the_token_gets_no_proof_of_the_asker() -> None:
@@ -119,10 +172,11 @@ def test_exporter_without_room_for_newcomers_says_why() -> None:
         refusing.join()
 
 
-def test_longest_status_fits_one_message() -> None:
-    text = "\u202e" * 10_000
+@pytest.mark.parametrize("character", ["\0", "\u202e", "\ud800", "\U0001f600"])
+def test_longest_status_fits_one_message(character: str) -> None:
+    text = character * 10_000
     blocker = LoopBlocker(text[:200], text[:200], text[:200], 1 << 63, 1 << 63)
     status = _STATUS._replace(destination=text, failure=text, loop_blockers=[blocker] * 10)
     answer = status.encode()
     assert len(answer) <= MAX_MESSAGE_BYTES
-    assert len(decode(answer).failure) == 1000
+    assert decode(answer).failure == text[:1000]
