@@ -43,6 +43,17 @@ _STATUS = HostStatus(
     loop_blockers=[LoopBlocker("shop.render", "invoice", "GET /invoice", 3, 400_000_000)],
 )
 
+_WRONG_VALUES: list[dict[str, object]] = [
+    {"age_s": "x"},
+    {"age_s": None},
+    {"age_s": math.nan},
+    {"failed_age_s": -1},
+    {"period_ms": 1 << 4000},
+    {"failure": 7},
+    {"counters": {"recorded": []}},
+    {"loop_blockers": [{**_STATUS.loop_blockers[0]._asdict(), "blocks": "3"}]},
+]
+
 
 @contextmanager
 def _exporter(*answers: bytes, knows_token: bool = True) -> Iterator[tuple[str, list[bytes]]]:
@@ -102,19 +113,7 @@ def test_reason_why_there_is_no_status_is_said_in_words() -> None:
         b"[" * 60_000,
         b'{"counters": {"seen": 1}, "loop_blockers": []}',
         b'{"counters": [], "loop_blockers": {}}',
-        *(
-            json.dumps({**_STATUS.to_dict(), **wrong}).encode()
-            for wrong in (
-                {"age_s": "x"},
-                {"age_s": None},
-                {"age_s": math.nan},
-                {"failed_age_s": -1},
-                {"period_ms": 1 << 4000},
-                {"failure": 7},
-                {"counters": {"recorded": []}},
-                {"loop_blockers": [{**_STATUS.loop_blockers[0]._asdict(), "blocks": "3"}]},
-            )
-        ),
+        *(json.dumps({**_STATUS.to_dict(), **wrong}).encode() for wrong in _WRONG_VALUES),
     ],
 )
 def test_answer_that_is_no_status_is_said_to_be_none(answer: bytes) -> None:
