@@ -7,34 +7,35 @@ thread of `doctor`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.process_checks import abstract_socket_of, environment_of
+from splunk_profiler.cli.process_checks import ExporterEnd, environment_of
 from splunk_profiler.exporter_process.__main__ import VARIABLE
 from splunk_profiler.exporter_process.loop_blockers import LoopBlocker
 from splunk_profiler.exporter_process.status import HostStatus, StatusError, ask
-from splunk_profiler.system.threads import read_proc_file
 
+_TOKEN = re.compile("[0-9a-f]{32}")
 _MAX_BLOCKERS = 5  # shown
 
 
-def ask_exporter(exporter_pid: int, pid: int) -> HostStatus:
-    """Ask an exporter process what it knows of process `pid`.
+def ask_exporter(exporter: ExporterEnd) -> HostStatus:
+    """Ask an exporter process what it knows of the process at the other end of this connection.
 
     Raises:
         StatusError: it does not say.
     """
     try:
-        token = json.loads(environment_of(exporter_pid)[VARIABLE])["token"]
-        # As the exporter sees it, whose PID namespace is that of the process or one around it.
-        seen_pid = _namespaced_pids(pid)[len(_namespaced_pids(exporter_pid)) - 1]
+        token = _TOKEN.fullmatch(json.loads(environment_of(exporter.pid)[VARIABLE])["token"])
     except CommandError as error:
         raise StatusError(str(error)) from None
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise StatusError("it has ended, or is of another version of splunk-profiler") from None
-    return ask(token, abstract_socket_of(exporter_pid), seen_pid)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        token = None
+    if token is None:
+        raise StatusError("it has ended, or is of another version of splunk-profiler")
+    return ask(token[0], exporter.end.name, exporter.end.inode)
 
 
 def unknown(reason: StatusError) -> Finding:
@@ -97,9 +98,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:,.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"
-
-
-def _namespaced_pids(pid: int) -> list[int]:
-    """Return the ids of a process in the PID namespaces that it is in, this one first."""
-    status = read_proc_file(f"/proc/{pid}/status")
-    return [int(text) for text in status.partition("\nNSpid:")[2].partition("\n")[0].split()]

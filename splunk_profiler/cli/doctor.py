@@ -86,11 +86,11 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
 def _examine_process(pid: int, resolved: Resolved) -> tuple[dict[str, list[Finding]], HostStatus | None]:
     """Return the sections on a running process, and what its exporter process says of its records."""
     target = resolved.endpoint.authority if resolved.endpoint is not None else ""
-    exporter_pid, status = find_exporter(pid), None
-    sections = {"Process": [*check_process(pid, target, exporter_pid)]}
-    if exporter_pid is not None:
+    exporter, status = find_exporter(pid), None
+    sections = {"Process": [*check_process(pid, target, exporter and exporter.pid)]}
+    if exporter is not None:
         try:
-            status = delivery_checks.ask_exporter(exporter_pid, pid)
+            status = delivery_checks.ask_exporter(exporter)
             sections["Records"] = [*delivery_checks.check_records(status)]
         except StatusError as error:
             sections["Records"] = [delivery_checks.unknown(error)]

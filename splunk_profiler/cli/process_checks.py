@@ -5,14 +5,16 @@ Linux only: reads ``/proc``. Runs on the main thread of `doctor`; changes nothin
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.unix_peers import unix_peers
+from splunk_profiler.cli.unix_peers import UnixSocket, unix_peers
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.system.threads import read_proc_file
 
@@ -38,25 +40,22 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def find_exporter(pid: int) -> int | None:
-    """Return the process id of the exporter process that serves `pid`; None if there is none, or it is not seen."""
+class ExporterEnd(NamedTuple):
+    """The exporter process that serves a process, and its end of the connection, which has the name of its socket."""
+
+    pid: int
+    end: UnixSocket
+
+
+def find_exporter(pid: int) -> ExporterEnd | None:
+    """Return the exporter process that serves `pid`; None if there is none, or it is not seen."""
     exporters = _find_exporters()
     peers = unix_peers() if exporters else {}
-    ends = {peers[inode] for inode in _socket_inodes(_root_of(pid)) if inode in peers}
-    return next((int(exporter.name) for exporter in exporters if ends & _socket_inodes(exporter)), None)
-
-
-def abstract_socket_of(pid: int) -> bytes:
-    """Return the abstract name of a Unix socket of process `pid`; empty if it has none.
-
-    An exporter process has one. Its name has the user as the namespace of that knows it.
-    """
-    inodes = _socket_inodes(_root_of(pid))
-    for line in read_proc_file(_root_of(pid) / "net" / "unix").splitlines()[1:]:
-        inode, *path = line.split()[6:]
-        if int(inode) in inodes and path and path[0].startswith("@"):
-            return b"\0" + path[0][1:].encode()
-    return b""
+    # A forked child that the profiler does not run in has its parent's connection.
+    own = _socket_inodes(_root_of(pid)) - _socket_inodes(_root_of(_parent_of(pid)))
+    ends = {peers[inode] for inode in own if inode in peers}
+    found = ((exporter, end) for exporter in exporters for end in ends if end.inode in _socket_inodes(exporter))
+    return next((ExporterEnd(int(exporter.name), end) for exporter, end in found), None)
 
 
 def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[Finding]:
@@ -125,6 +124,11 @@ def _find_exporters() -> list[Path]:
 
 def _root_of(pid: int) -> Path:
     return Path("/proc") / str(pid)
+
+
+def _parent_of(pid: int) -> int:
+    found = re.search(r"^PPid:\s*(\d+)$", read_proc_file(_root_of(pid) / "status"), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _are_sockets_visible(root: Path) -> bool:

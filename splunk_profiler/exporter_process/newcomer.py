@@ -33,14 +33,14 @@ class Newcomer:
 
     Attributes:
         is_admitted: True once it has given the proof of a host.
-        asked_pid: the host whose status it asks for, once it has given the proof of an asker; else None.
+        asked_inode: of the host whose status it asks for, once it has given the proof of an asker; else None.
     """
 
     def __init__(self, accepted: socket.socket, token: str) -> None:
         self.socket = accepted
         self.pid, self.uid = read_peer(accepted)
         self.is_admitted = False
-        self.asked_pid: int | None = None
+        self.asked_inode: int | None = None
         self._wanted_bytes = CHALLENGE_BYTES + PROOF_BYTES
         self._token = token
         self._received = b""
@@ -75,7 +75,7 @@ class Newcomer:
         if compare_digest(proof, prove_asker(self._token, challenge)):
             self._wanted_bytes = CHALLENGE_BYTES + PROOF_BYTES + QUESTION.size
             if len(question) == QUESTION.size:
-                (self.asked_pid,) = QUESTION.unpack(question)
+                (self.asked_inode,) = QUESTION.unpack(question)
             return bool(data)
         self.is_admitted = self.uid == os.geteuid() and compare_digest(proof, prove_host(self._token, challenge))
         return self.is_admitted

@@ -7,6 +7,7 @@ Runs on the main thread of the exporter process. Knows nothing of what the bytes
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import time
@@ -66,7 +67,7 @@ class Session(Protocol):
 class _Connection:
     def __init__(self, newcomer: Newcomer, session: Session) -> None:
         self.socket = newcomer.socket
-        self.pid = newcomer.pid
+        self.inode = os.fstat(newcomer.socket.fileno()).st_ino
         self._session = session
         self._guard = Guard("a session of the exporter")
         self._unsent = bytearray()
@@ -211,12 +212,12 @@ class Server:
         if newcomer not in self._newcomers:
             return  # another has just got its place
         stays = newcomer.read()
-        if stays and not newcomer.is_admitted and newcomer.asked_pid is None:
+        if stays and not newcomer.is_admitted and newcomer.asked_inode is None:
             return
         self._forget(newcomer)
         with self._guard.catching():
-            if newcomer.asked_pid is not None:
-                answer = frame(self._status_of(newcomer.asked_pid))
+            if newcomer.asked_inode is not None:
+                answer = frame(self._status_of(newcomer.asked_inode))
                 with suppress(OSError):  # it has gone
                     newcomer.socket.send(answer)  # whole: only the proof may be in the way
             elif stays and self._has_room(newcomer):
@@ -227,9 +228,9 @@ class Server:
                 return
         newcomer.socket.close()
 
-    def _status_of(self, pid: int) -> bytes:
-        """Return the status of a host; empty if there is no such host."""
-        found = (one for one in self._connections if one.pid == pid and not one.is_ending)
+    def _status_of(self, inode: int) -> bytes:
+        """Return the status of the host with this connection; empty if there is none."""
+        found = (one for one in self._connections if one.inode == inode and not one.is_ending)
         return next((one.status() for one in found), b"")
 
     def _dismiss(self, newcomer: Newcomer) -> None:

@@ -105,8 +105,8 @@ def _check(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def ask(token: str, name: bytes, pid: int, timeout_s: float = _TIMEOUT_S) -> HostStatus:
-    """Ask the exporter with this token and name of its socket for the status of a host, as it knows its process id.
+def ask(token: str, name: bytes, inode: int, timeout_s: float = _TIMEOUT_S) -> HostStatus:
+    """Ask the exporter with this token and name of its socket for the status of a host, by its end of the connection.
 
     Raises:
         StatusError: it gives none.
@@ -126,7 +126,7 @@ def ask(token: str, name: bytes, pid: int, timeout_s: float = _TIMEOUT_S) -> Hos
                     raise StatusError(proof.decode())
                 if proof != prove_exporter(token, challenge):
                     raise StatusError("it does not prove that it is an exporter")
-                connection.sendall(prove_asker(token, challenge) + QUESTION.pack(pid))
+                connection.sendall(prove_asker(token, challenge) + QUESTION.pack(inode))
                 return decode(_read_message(stream))
     except TimeoutError:
         raise StatusError("it does not answer") from None

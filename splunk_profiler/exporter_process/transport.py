@@ -2,7 +2,8 @@
 
 The host writes a challenge of random bytes, a proof that it knows the token of the tree, and then a stream without
 frames of the transport. The first message to the host is the exporter's proof. A command that asks for the status of a
-host (`status`) has a proof of another kind. After it come the process id of that host, and one message as the answer.
+host (`status`) has a proof of another kind. After it come the inode of the exporter's end of the host's connection (a
+process id may be another one in each namespace), and one message as the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_CONNECTIONS = 256
 REFUSAL = f"the exporter process of this tree of processes serves {MAX_CONNECTIONS} others already".encode()
 CHALLENGE_BYTES = PROOF_BYTES = 16
-QUESTION = struct.Struct("<I")  # process id of a host, as the exporter sees it
+QUESTION = struct.Struct("<I")  # inode of the exporter's end of a host's connection
 _DIGEST_BYTES = 16
 _PEER = struct.Struct("iII")  # pid, uid, gid
 

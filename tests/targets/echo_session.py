@@ -40,7 +40,7 @@ class EchoSession:
         return answers
 
     def status(self) -> bytes:
-        return b"status of %d" % self._pid
+        return b"status of %d after %d bytes" % (self._pid, self._bytes)
 
     def log_lines(self) -> AbstractContextManager[None]:
         return nullcontext()

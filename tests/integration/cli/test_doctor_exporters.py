@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -10,14 +11,14 @@ import pytest
 from target_process import TESTS, environment
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import exporter_pid, new_connection, wait_for_end
+from exporter_processes import connected, exporter_pid, new_connection, wait_for_end
 
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.process_checks import check_process, find_exporter
 
 _STARTER = """
 import sys
-from exporter_processes import exporter_pid, new_connection
+from exporter_processes import connected, exporter_pid, new_connection
 connection = new_connection(token=sys.argv[1])
 print(exporter_pid(connection), flush=True)
 sys.stdin.read()
@@ -26,7 +27,8 @@ _ADDRESS = "127.0.0.1:9"  # where nothing listens
 
 
 def _exporter_finding(target: str) -> Finding:
-    findings = check_process(os.getpid(), target, find_exporter(os.getpid()))
+    exporter = find_exporter(os.getpid())
+    findings = check_process(os.getpid(), target, exporter and exporter.pid)
     (found,) = (one for one in findings if one.subject == "exporter")
     return found
 
@@ -49,6 +51,36 @@ def test_exporter_that_another_process_has_started_is_found(monkeypatch: pytest.
             assert _exporter_finding(target) == Finding(Verdict.GOOD, "exporter", fact)
         assert connection.close(30)
     wait_for_end(exporter)
+
+
+def test_names_of_other_sockets_cannot_lead_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "targets"))
+    with connected() as connection:
+        pid = exporter_pid(connection)
+        exporter = find_exporter(os.getpid())
+        assert exporter is not None
+        assert (exporter.pid, exporter.end.name) == (pid, connection.name)
+        with socket.socket(socket.AF_UNIX) as broken, socket.socket(socket.AF_UNIX) as forged:
+            broken.bind(b"\0broken\nline %d" % pid)
+            forged.bind(b"\0forged\n0: 0 0 0 0 0 %d @elsewhere" % exporter.end.inode)
+            assert find_exporter(os.getpid()) == exporter
+
+
+def test_child_that_only_inherits_the_connection_has_no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS / "targets"))
+    reader, writer = os.pipe()
+    with connected() as connection:
+        exporter_pid(connection)
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            os.read(reader, 1)
+            os._exit(0)
+        assert find_exporter(os.getpid()) is not None
+        assert find_exporter(child) is None
+        os.close(writer)
+        os.waitpid(child, 0)
+    os.close(reader)
 
 
 def test_threads_that_export_are_said_where_no_exporter_is_connected() -> None:

@@ -15,6 +15,8 @@ from target_process import TESTS, environment
 pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import connected, exporter_pid, new_connection, wait_for_end
 
+from splunk_profiler.cli.process_checks import find_exporter
+from splunk_profiler.cli.unix_peers import unix_peers
 from splunk_profiler.exporter_process.connection import ExporterConnection
 from splunk_profiler.exporter_process.transport import (
     CHALLENGE_BYTES,
@@ -31,8 +33,7 @@ _TOKEN = os.urandom(16).hex()
 _CHALLENGE = bytes(CHALLENGE_BYTES)
 _PROOF = prove_asker(_TOKEN, _CHALLENGE)
 _GREETING = frame(prove_exporter(_TOKEN, _CHALLENGE))
-_QUESTION = QUESTION.pack(os.getpid())
-_STATUS = b"status of %d" % os.getpid()
+_STATUS = b"status of %d after 4 bytes" % os.getpid()
 _NOBODY = 65534
 _SERVER = """
 import os, socket, sys
@@ -66,6 +67,13 @@ def _connect(uid: int) -> socket.socket:
     return made
 
 
+def _question() -> bytes:
+    """Return the question for the status of this process, which has one connection."""
+    exporter = find_exporter(os.getpid())
+    assert exporter is not None
+    return QUESTION.pack(exporter.end.inode)
+
+
 def _ask(*pieces: bytes, uid: int | None = None) -> bytes:
     """Send the pieces, each once the exporter has answered the challenge, and return all that comes up to the end."""
     with _connect(os.geteuid() if uid is None else uid) as asker, asker.makefile("rb") as stream:
@@ -77,11 +85,21 @@ def _ask(*pieces: bytes, uid: int | None = None) -> bytes:
 
 
 def test_command_that_knows_the_token_is_told_the_status_of_a_host(connection: ExporterConnection) -> None:
-    pid = exporter_pid(connection)
-    assert _ask(_PROOF + _QUESTION) == frame(_STATUS)
-    assert _ask(*(bytes([byte]) for byte in _PROOF + _QUESTION)) == frame(_STATUS)
-    assert _ask(_PROOF + QUESTION.pack(pid)) == frame(b"")  # which is no host
+    pid, question = exporter_pid(connection), _question()
+    assert _ask(_PROOF + question) == frame(_STATUS)
+    assert _ask(*(bytes([byte]) for byte in _PROOF + question)) == frame(_STATUS)
+    assert _ask(_PROOF + QUESTION.pack(os.getpid())) == frame(b"")  # which is no inode of a host
     assert exporter_pid(connection) == pid
+
+
+def test_hosts_that_the_exporter_sees_with_one_process_id_are_told_apart(connection: ExporterConnection) -> None:
+    exporter_pid(connection)
+    with _connect(os.geteuid()) as other, other.makefile("rb") as stream:
+        other.sendall(_CHALLENGE + prove_host(_TOKEN, _CHALLENGE) + b"another host\n")
+        assert stream.read(len(_GREETING + frame(b"another host"))).endswith(b"another host")
+        end = unix_peers()[os.fstat(other.fileno()).st_ino]
+        assert end.name == connection.name
+        assert _ask(_PROOF + QUESTION.pack(end.inode)) == frame(b"status of %d after 13 bytes" % os.getpid())
 
 
 def test_stranger_without_the_token_is_told_nothing(connection: ExporterConnection) -> None:
@@ -93,15 +111,15 @@ def test_stranger_without_the_token_is_told_nothing(connection: ExporterConnecti
 
 
 def test_askers_that_hang_or_go_disturb_neither_hosts_nor_others(connection: ExporterConnection) -> None:
-    pid = exporter_pid(connection)
+    pid, question = exporter_pid(connection), _question()
     with ExitStack() as hanging:
-        for words in (b"", _PROOF, _PROOF + b"\1", _PROOF + _QUESTION):  # the last one does not read
+        for words in (b"", _PROOF, _PROOF + b"\1", _PROOF + question):  # the last one does not read
             for _ in range(20):
                 hanging.enter_context(_connect(os.geteuid())).sendall(_CHALLENGE + words)
         assert exporter_pid(connection) == pid
-        assert _ask(_PROOF + _QUESTION) == frame(_STATUS)
+        assert _ask(_PROOF + question) == frame(b"status of %d after 8 bytes" % os.getpid())
     with _connect(os.geteuid()) as asker:
-        asker.sendall(_CHALLENGE + _PROOF + _QUESTION)  # and ends at once
+        asker.sendall(_CHALLENGE + _PROOF + question)  # and ends at once
     assert exporter_pid(connection) == pid
     assert connection.generation == 1
     assert connection.receive() == []  # no line for the log of the host
@@ -109,10 +127,10 @@ def test_askers_that_hang_or_go_disturb_neither_hosts_nor_others(connection: Exp
 
 def test_asker_keeps_no_exporter_alive() -> None:
     connection = new_connection(token=_TOKEN)
-    exporter = exporter_pid(connection)
+    exporter, question = exporter_pid(connection), _question()
     with _connect(os.geteuid()) as asker:
         asker.sendall(_CHALLENGE + _PROOF)
-        assert _ask(_PROOF + _QUESTION) == frame(_STATUS)
+        assert _ask(_PROOF + question) == frame(_STATUS)
         assert connection.close(30)
         wait_for_end(exporter)
         assert asker.recv(1000) == _GREETING
@@ -126,6 +144,6 @@ def test_root_may_ask_the_exporter_of_another_user_but_is_no_host() -> None:
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n"
-        assert _ask(_PROOF + _QUESTION, uid=_NOBODY) == frame(b"")
+        assert _ask(_PROOF + QUESTION.pack(1), uid=_NOBODY) == frame(b"")
         assert _ask(prove_host(_TOKEN, _CHALLENGE), uid=_NOBODY) == b""
         server.kill()

@@ -28,7 +28,7 @@ from splunk_profiler.exporter_process.transport import (
 )
 from splunk_profiler.model import RecordCounters
 
-_PID = 4711
+_INODE = 4711
 _STATUS = HostStatus(
     age_s=61.5,
     has_profiles=True,
@@ -85,14 +85,14 @@ def _failure(*answers: bytes, knows_token: bool = True) -> str:
         _exporter(*answers, knows_token=knows_token) as (token, _),
         pytest.raises(StatusError) as raised,
     ):
-        ask(token, socket_name(token, os.geteuid()), _PID)
+        ask(token, socket_name(token, os.geteuid()), _INODE)
     return str(raised.value)
 
 
 def test_answer_to_the_question_for_a_host_is_its_status() -> None:
     with _exporter(frame(_STATUS.encode())) as (token, asked):
-        assert ask(token, socket_name(token, os.geteuid()), _PID) == _STATUS
-    assert asked == [QUESTION.pack(_PID)]
+        assert ask(token, socket_name(token, os.geteuid()), _INODE) == _STATUS
+    assert asked == [QUESTION.pack(_INODE)]
 
 
 def test_reason_why_there_is_no_status_is_said_in_words() -> None:
@@ -100,7 +100,7 @@ def test_reason_why_there_is_no_status_is_said_in_words() -> None:
     assert _failure(frame(_STATUS.encode())[:-1]) == "it refuses the question, as other versions of splunk-profiler do"
     assert _failure(frame(b"")) == "it knows nothing of this process, which may be new or about to end"
     with pytest.raises(StatusError, match="cannot be asked: Connection refused"):
-        ask("", b"\0no exporter has this name", _PID)
+        ask("", b"\0no exporter has this name", _INODE)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_exporter_that_answers_byte_by_byte_is_not_waited_for() -> None:
         dribbling = threading.Thread(target=dribble)
         dribbling.start()
         with pytest.raises(StatusError, match="it does not answer"):
-            ask(token, socket_name(token, os.geteuid()), _PID, timeout_s=0.2)
+            ask(token, socket_name(token, os.geteuid()), _INODE, timeout_s=0.2)
         has_given_up.set()
         dribbling.join()
 
@@ -148,7 +148,7 @@ def test_process_without_the_token_gets_no_proof_of_the_asker() -> None:
         _exporter(knows_token=False) as (token, asked),
         pytest.raises(StatusError, match="does not prove that it is an exporter"),
     ):
-        ask(token, socket_name(token, os.geteuid()), _PID)
+        ask(token, socket_name(token, os.geteuid()), _INODE)
     assert asked == [b""]
 
 
@@ -167,7 +167,7 @@ def test_exporter_without_room_for_newcomers_says_why() -> None:
         refusing = threading.Thread(target=refuse)
         refusing.start()
         with pytest.raises(StatusError, match="serves 256 others already"):
-            ask(token, socket_name(token, os.geteuid()), _PID)
+            ask(token, socket_name(token, os.geteuid()), _INODE)
         refusing.join()
 
 
