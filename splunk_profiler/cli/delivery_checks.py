@@ -19,6 +19,7 @@ from splunk_profiler.exporter_process.status import HostStatus, StatusError, ask
 
 _TOKEN = re.compile("[0-9a-f]{32}")
 _MAX_BLOCKERS = 5  # shown
+_RECENT_S = 900.0  # a host that still samples exports once in 600 s at least, and fails again
 
 
 def ask_exporter(exporter: ExporterEnd) -> HostStatus:
@@ -65,14 +66,13 @@ def _check_last_results(status: HostStatus) -> Iterator[Finding]:
     delivered_s, failed_s = status.delivered_age_s, status.failed_age_s
     sent = "nothing delivered yet" if delivered_s is None else f"last delivered {_duration(delivered_s)} ago"
     fact = f"{sent}, to {status.destination}"
-    if failed_s is not None:
-        fact = f"{fact}; failed {_duration(failed_s)} ago: {status.failure}"
-    if failed_s is not None and (delivered_s is None or failed_s < delivered_s):
-        yield failure("delivery", fact)
-    elif failed_s is not None:
-        yield warning("delivery", fact)
-    else:
+    if failed_s is None:
         yield note("delivery", fact) if delivered_s is None else good("delivery", fact)
+        return
+    fact = f"{fact}; failed {_duration(failed_s)} ago: {status.failure}"
+    is_last = delivered_s is None or failed_s < delivered_s
+    is_failing = is_last and (status.counters.waiting or failed_s < _RECENT_S)
+    yield failure("delivery", fact) if is_failing else warning("delivery", fact)
 
 
 def _losses(status: HostStatus) -> list[str]:
@@ -86,7 +86,7 @@ def _losses(status: HostStatus) -> list[str]:
 
 
 def _describe(blocker: LoopBlocker) -> str:
-    times = "once" if blocker.blocks == 1 else f"{blocker.blocks:,} times"
+    times = {0: "in blocks that began elsewhere", 1: "once"}.get(blocker.blocks, f"{blocker.blocks:,} times")
     inside = [f"{name} {text}" for name, text in (("task", blocker.task), ("endpoint", blocker.endpoint)) if text]
     where = f" ({', '.join(inside)})" if inside else ""
     return f"{blocker.function} blocked it {times}, for {_duration(blocker.blocked_ns / 1e9)} in total{where}"

@@ -13,12 +13,16 @@ from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.model import Aggregate, Profile, Sample, Stack
 
 LOOP_BLOCKED = "loop_blocked"  # `EventKind.name`
-_MAX_KEPT, _MAX_TOLD = 256, 10
+_MAX_KEPT, _MAX_REPORTED = 256, 10
 _MAX_LENGTH = 200  # of a name
 
 
 class LoopBlocker(NamedTuple):
-    """The application's function nearest to the leaf, with task and endpoint, and the sum of its blocks of loops."""
+    """The application's function nearest to the leaf, with task and endpoint, and the sum of its blocks of loops.
+
+    Attributes:
+        blocks: those that began in it; one that has lasted for a second may go on in another function.
+    """
 
     function: str
     task: str
@@ -43,7 +47,7 @@ class LoopBlockers:
 
     def worst(self) -> list[LoopBlocker]:
         """Return the ten that blocked for longest in total, longest first."""
-        return sorted(self._sums.copy().values(), key=lambda each: -each.blocked_ns)[:_MAX_TOLD]
+        return sorted(self._sums.copy().values(), key=lambda each: -each.blocked_ns)[:_MAX_REPORTED]
 
     def _add(self, aggregate: Aggregate) -> None:
         labels = dict(aggregate.labels)

@@ -179,7 +179,7 @@ def test_doctor_shows_blockers_and_answers_of_receivers_literally() -> None:
             receiver.record(lambda record: blocks_loop(record, "__main__.render_pdf"))
             receiver.switch(f"partial 1 {answer}")
             target.find("(the receiver refused some)")
-            text = unfolded(run("doctor", "--no-export", "--pid", str(target.pid)))
+            text = unfolded(run("doctor", "--no-export", "--pid", str(target.pid), ends_with=1))
             target.close_stdin()
             assert target.finish() == 0, target.output
     assert unfolded(f"task {SHOWN}, endpoint") in text

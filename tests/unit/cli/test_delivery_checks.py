@@ -65,6 +65,21 @@ def test_stretched_interval_is_said_with_the_configured_one() -> None:
     assert not _facts(_WELL._replace(configured_period_ms=0), "interval")
 
 
+def test_block_that_began_in_another_function_is_said_to() -> None:
+    later = LoopBlocker("shop.render", "", "", 0, 2_000_000_000)
+    fact = "shop.render blocked it in blocks that began elsewhere, for 2.0 s in total"
+    assert _facts(_WELL._replace(loop_blockers=[later]), "event loop") == [(Verdict.WARNING, fact)]
+
+
+def test_failure_long_ago_with_nothing_to_send_since_is_no_failure() -> None:
+    refused = _WELL._replace(counters=RecordCounters(recorded=9, rejected=9), failed_age_s=3 * 3600, failure="no")
+    assert _facts(refused._replace(delivered_age_s=None), "delivery")[0][0] is Verdict.WARNING
+    assert _facts(refused._replace(delivered_age_s=4 * 3600), "delivery")[0][0] is Verdict.WARNING
+    assert _facts(refused._replace(delivered_age_s=None, failed_age_s=60), "delivery")[0][0] is Verdict.FAILURE
+    waiting = refused._replace(counters=RecordCounters(recorded=9, waiting=9), delivered_age_s=None)
+    assert _facts(waiting, "delivery")[0][0] is Verdict.FAILURE
+
+
 def test_the_worst_blockers_of_the_loop_are_listed() -> None:
     worst = [LoopBlocker(f"shop.f{number}", "", "", 1, 150_000_000) for number in range(10)]
     worst[0] = LoopBlocker("shop.render", "invoice", "GET /invoice", 1_200, 700_000_000_000)
