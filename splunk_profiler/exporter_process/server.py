@@ -70,6 +70,7 @@ class _Connection:
         self.inode = os.fstat(newcomer.socket.fileno()).st_ino
         self._session = session
         self._guard = Guard("a session of the exporter")
+        self._status_guard = Guard("a session's status")
         self._unsent = bytearray()
         self._deadline_s = inf  # of a session that is ending
 
@@ -120,10 +121,12 @@ class _Connection:
                 del self._unsent[: self.socket.send(self._unsent)]
 
     def status(self) -> bytes:
-        """Return the session's status; empty after an error."""
-        answers: list[bytes] = []
-        self.call(lambda: answers.append(self._session.status()))
-        return answers[0] if answers and len(answers[0]) <= MAX_MESSAGE_BYTES else b""
+        """Return the session's status; empty after an error, after which the host's end is confirmed as ever."""
+        with self._session.log_lines(), self._status_guard.catching():
+            answer = self._session.status()
+            if len(answer) <= MAX_MESSAGE_BYTES:
+                return answer
+        return b""
 
     def call(self, function: Callable[[], None]) -> bool:
         """Return False if it raised."""

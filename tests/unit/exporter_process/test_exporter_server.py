@@ -9,8 +9,17 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from splunk_profiler.cli.unix_peers import unix_peers
 from splunk_profiler.exporter_process.server import Server
-from splunk_profiler.exporter_process.transport import frame, prove_exporter, prove_host, socket_name
+from splunk_profiler.exporter_process.transport import (
+    QUESTION,
+    SENT,
+    frame,
+    prove_asker,
+    prove_exporter,
+    prove_host,
+    socket_name,
+)
 
 _TOKEN = os.urandom(16).hex()
 _CHALLENGE = os.urandom(16)
@@ -36,7 +45,7 @@ class _Session:
         return []
 
     def status(self) -> bytes:
-        return b""
+        raise ValueError("no status")
 
     def log_lines(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -61,6 +70,37 @@ def _connect_host() -> socket.socket:
     return connection
 
 
+def _serve(feed: Callable[[bytes], None]) -> threading.Thread:
+    """Start a server, which ends with its last host."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(socket_name(_TOKEN, os.geteuid()))
+        listener.listen()
+        served = threading.Thread(target=Server(listener.dup(), lambda _: _Session(feed), _TOKEN).run)
+        served.start()
+    return served
+
+
+def _end(connection: socket.socket) -> bytes:
+    """End a host's stream, and return what comes up to the end of the connection."""
+    connection.shutdown(socket.SHUT_WR)
+    with connection, connection.makefile("rb") as stream:
+        return stream.read()
+
+
+def test_status_that_fails_costs_the_host_no_confirmation() -> None:
+    is_fed = threading.Event()
+    served = _serve(lambda _: is_fed.set())
+    host = _connect_host()
+    host.sendall(b"data")
+    assert is_fed.wait(_TIMEOUT_S)
+    inode = unix_peers()[os.fstat(host.fileno()).st_ino].inode
+    with _connect() as asker, asker.makefile("rb") as stream:
+        asker.sendall(prove_asker(_TOKEN, _CHALLENGE) + QUESTION.pack(inode))
+        assert stream.read() == frame(prove_exporter(_TOKEN, _CHALLENGE)) + frame(b"")
+    assert _end(host) == frame(SENT)
+    served.join(_TIMEOUT_S)
+
+
 def test_newcomer_is_answered_between_two_hosts_with_much_to_say() -> None:
     is_fed, have_all_sent = threading.Event(), threading.Event()
     newcomers: list[socket.socket] = []
@@ -75,11 +115,7 @@ def test_newcomer_is_answered_between_two_hosts_with_much_to_say() -> None:
         else:
             answered.append(bool(select.select(newcomers, [], [], 0)[0]))
 
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(socket_name(_TOKEN, os.geteuid()))
-        listener.listen()
-        served = threading.Thread(target=Server(listener.dup(), lambda _: _Session(feed), _TOKEN).run)
-        served.start()
+    served = _serve(feed)
     hosts = [_connect_host() for _ in range(2)]
     hosts[0].sendall(b"first")
     assert is_fed.wait(_TIMEOUT_S)
@@ -87,10 +123,7 @@ def test_newcomer_is_answered_between_two_hosts_with_much_to_say() -> None:
         host.sendall(b"second")
     have_all_sent.set()
     for connection in hosts:
-        connection.shutdown(socket.SHUT_WR)
-        while connection.recv(100):
-            pass
-        connection.close()
+        _end(connection)
     newcomers[0].close()
     served.join(_TIMEOUT_S)
     assert answered == [True]
