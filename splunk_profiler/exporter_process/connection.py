@@ -4,8 +4,9 @@ Runs on one thread of the profiler at a time. Needs the native walker, whose cal
 
 The socket has an abstract name: a digest of the token of the tree of processes, and the user. All processes of the tree
 with the same user find one exporter by it. Whoever finds none binds the name and starts one; the kernel lets only one
-succeed. Names are public, and free after an exporter's end. So an exporter that neither this process nor its parent has
-started gets only a challenge until it has proved that it knows the token. The host's proof comes before the stream.
+succeed. Names are public, and free after an exporter's end. So an exporter gets only a challenge until it has proved
+that it knows the token, unless this process has started it, or the parent that has forked it. The host's proof comes
+before the stream.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class ExporterConnection:
         # Sockets of a call in progress. A forked child closes its copies: while one is open the connection is.
         self._opening: set[_socket.socket] = set()
         self._listener: _OwnedSocket | None = None
+        self._launcher_pid = 0  # of the last launch by this process, or by one that has forked it
         self._answer = b""  # that the exporter has to give first; empty once it has come
         self._answer_due_s = 0.0  # on the clock
         self._silences = 0  # connections in a row that had no answer in time
@@ -236,9 +238,9 @@ class ExporterConnection:
             self._unsent[:0] = prove_host(self._token, challenge)
             self._answer = prove_exporter(self._token, challenge)
             self._answer_due_s = self._clock() + MAX_ANSWER_S * (1 + self._silences)
-            # The name is ours, or our parent's: a child may end before an exporter that is starting answers. 0 is any
-            # process outside of our namespace of process ids.
-            self._is_trusted = self._listener is not None or 0 < pid == os.getppid()
+            # The name is ours, or that of our parent, which forked us since: a child may end before an exporter that is
+            # starting answers. No other process with a listener can have the id of one that has launched and lives.
+            self._is_trusted = self._listener is not None or pid == os.getppid() == self._launcher_pid != 0
             self._socket = _OwnedSocket(made)
         self._has_been_connected, self.failure = True, ""
         self._next_connection_s = self._clock() + _FIRST_PAUSE_S
@@ -262,6 +264,7 @@ class ExporterConnection:
         is_recent = now < self._next_launch_s + _MAX_PAUSE_S
         self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S) if self._pause_s and is_recent else _FIRST_PAUSE_S
         self._next_launch_s = now + self._pause_s
+        self._launcher_pid = os.getpid()
         try:
             self._launch(listener.descriptor, self._token)
             if self._has_been_connected:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from target_process import TESTS
+from target_process import TESTS, environment
 
 pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import (
@@ -33,11 +33,19 @@ from splunk_profiler.exporter_process.transport import (
     frame,
     prove_exporter,
     prove_host,
+    socket_name,
 )
 
 _TOKEN = os.urandom(16).hex()
 _CHALLENGE = bytes(CHALLENGE_BYTES)
 _PROOF = prove_host(_TOKEN, _CHALLENGE)
+_CHILD = """
+import sys
+from exporter_processes import new_connection
+connection = new_connection(token=sys.argv[1])
+print(connection.send(b"secret"), flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +159,23 @@ def test_name_taken_by_another_user_is_given_up(connection: ExporterConnection) 
         assert exporter_pid(connection) in find_exporters(os.getpid())
         assert taker.stdin is not None
         taker.stdin.close()
+
+
+def test_parent_that_has_started_no_exporter_gets_a_challenge_only() -> None:
+    token = os.urandom(16).hex()
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(socket_name(token, os.geteuid()))
+        taken.listen()
+        command = [sys.executable, "-c", _CHILD, token]
+        with subprocess.Popen(command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"True\n"
+            accepted, _ = taken.accept()
+            with accepted:
+                assert len(accepted.recv(1000)) == CHALLENGE_BYTES
+                accepted.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    accepted.recv(1000)
 
 
 def test_exporter_that_only_a_stranger_is_connected_to_ends() -> None:
