@@ -7,6 +7,7 @@ test export loads what a sink needs (gRPC, HTTP).
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -170,8 +171,12 @@ def _try_connection(family: int, address: Any) -> str | None:
     return None
 
 
-def check_export(resolved: Resolved) -> Iterator[Finding]:
-    """Capture the threads of this process once and send the samples as the profiler would."""
+def check_export(resolved: Resolved, uid: int) -> Iterator[Finding]:
+    """Capture the threads of this process once and send the samples as the profiler would in a process of `uid`."""
+    if isinstance(resolved.destination, Directory) and uid != os.geteuid():
+        fact = "not tried: the service could not use a directory that is made here, nor remove the file"
+        yield note("test export", fact, f"ask as user {uid}")
+        return
     from splunk_profiler.capture import walker  # noqa: PLC0415  # not needed to examine settings alone
     from splunk_profiler.model import Batch, ExportStatus  # noqa: PLC0415
     from splunk_profiler.otel import spans  # noqa: PLC0415  # not needed to examine settings alone

@@ -6,6 +6,7 @@ Runs on the main thread. Must not import rich: services are installed without th
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import asdict
 from shutil import get_terminal_size
@@ -18,9 +19,9 @@ from splunk_profiler.cli import checks, delivery_checks, destination_checks
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profiler_checks import check_host_profilers
 from splunk_profiler.cli.output import print_json, print_line
-from splunk_profiler.cli.process_checks import check_process, environment_of, find_exporter
+from splunk_profiler.cli.process_checks import check_process, environment_of, find_exporter, user_of
 from splunk_profiler.config import Resolved, environment, from_env
-from splunk_profiler.config.parsers import NoDestination
+from splunk_profiler.config.parsers import NoDestination, StreamDirectory
 from splunk_profiler.exporter_process.status import HostStatus, StatusError
 
 _MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
@@ -72,8 +73,9 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     if pid is not None:
         of_process, status = _examine_process(pid, resolved)
         sections = {**of_process, **sections}
-    if not no_export and not isinstance(resolved.destination, NoDestination):
-        sections["Test"] = [*destination_checks.check_export(resolved)]
+    if not no_export and not isinstance(resolved.destination, (NoDestination, StreamDirectory)):
+        uid = os.geteuid() if pid is None else user_of(pid)
+        sections["Test"] = [*destination_checks.check_export(resolved, uid)]
     failures = [finding for section in sections.values() for finding in section if finding.verdict is Verdict.FAILURE]
     if as_json:
         of_records = None if status is None else status.to_dict()

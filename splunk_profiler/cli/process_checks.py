@@ -40,6 +40,11 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def user_of(pid: int) -> int:
+    """Return the effective user id of a process; root's if it has ended."""
+    return _read_status(pid, r"Uid:\s*\d+\s*(\d+)")
+
+
 class ExporterEnd(NamedTuple):
     """The exporter process that serves a process, and its end of the connection, which has the name of its socket."""
 
@@ -52,7 +57,7 @@ def find_exporter(pid: int) -> ExporterEnd | None:
     exporters = _find_exporters()
     peers = unix_peers() if exporters else {}
     # A forked child that the profiler does not run in has its parent's connection.
-    own = _socket_inodes(_root_of(pid)) - _socket_inodes(_root_of(_parent_of(pid)))
+    own = _socket_inodes(_root_of(pid)) - _socket_inodes(_root_of(_read_status(pid, r"PPid:\s*(\d+)")))
     ends = {peers[inode] for inode in own if inode in peers}
     found = ((exporter, end) for exporter in exporters for end in ends if end.inode in _socket_inodes(exporter))
     return next((ExporterEnd(int(exporter.name), end) for exporter, end in found), None)
@@ -126,8 +131,9 @@ def _root_of(pid: int) -> Path:
     return Path("/proc") / str(pid)
 
 
-def _parent_of(pid: int) -> int:
-    found = re.search(r"^PPid:\s*(\d+)$", read_proc_file(_root_of(pid) / "status"), re.MULTILINE)
+def _read_status(pid: int, pattern: str) -> int:
+    """Return the number that `pattern` finds at the beginning of a line of the process's status; 0 without one."""
+    found = re.search(f"^{pattern}", read_proc_file(_root_of(pid) / "status"), re.MULTILINE)
     return int(found[1]) if found else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -20,6 +21,7 @@ from receiver_process import Receiver
 
 from splunk_profiler.config.settings import SETTINGS
 
+_NOBODY = 65534
 ON = {"SPLUNK_PROFILER_ENABLED": "true"}
 
 
@@ -89,6 +91,13 @@ def test_a_directory_for_files_is_tried_and_gets_a_real_profile(tmp_path: Path) 
     assert "test export: a profile delivered" in said
     (path,) = directory.iterdir()
     assert path.name.startswith("shop-")
+
+
+def test_a_directory_for_streams_is_tried_and_gets_nothing(tmp_path: Path) -> None:
+    code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": f"stream:{tmp_path}"})
+    assert (code, findings(data, "failure")) == (0, "")
+    assert f"output: streams in {tmp_path}" in findings(data, "ok")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_directory_that_cannot_be_written_to_is_the_reason(tmp_path: Path) -> None:
@@ -231,6 +240,18 @@ def test_a_running_process_is_examined_with_its_own_environment(collector: Colle
     assert rows["SPLUNK_PROFILER_CALL_STACK_INTERVAL"] == "5"
     assert data["endpoint"]["target"] == collector.address
     assert str(program) in findings(data, "note")
+
+
+def test_nothing_is_made_in_the_directory_of_another_users_process(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    env = clean_environment({**ON, "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}/profiles"})
+    with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE, user=_NOBODY) as process:
+        _, data = examined({}, "--pid", str(process.pid))
+    (finding,) = (entry for entry in data["findings"] if entry["section"] == "Test")
+    assert (finding["verdict"], finding["subject"]) == ("note", "test export")
+    assert f"user {_NOBODY}" in finding["remedy"]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_process_that_is_not_there_or_is_not_python_is_an_error() -> None:
