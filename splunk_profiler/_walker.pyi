@@ -192,7 +192,10 @@ class SnapshotWriter:
         """
 
 def set_after_fork_in_child(in_child: Callable[[], object] | None, /) -> None:
-    """Have `in_child()` called in forked children, even where C code forks without Python's fork hooks."""
+    """Have `in_child()` called in forked children, where C code forks without Python's fork hooks.
+
+    After `os.fork` as well before CPython 3.13.
+    """
 
 def mark_profiler_thread(is_starting: bool, /) -> None:
     """Mark the calling thread as one of the profiler's, or unmark it.
@@ -206,10 +209,11 @@ def delay_forks(is_starting: bool, /) -> None:
     A forked child would inherit such a lock without the thread that releases it. Other threads that call this wait.
     """
 
-def prepare_fork() -> None:
-    """Wait for the end of a delay; no other one begins until the fork of the calling thread is over.
+def prepare_fork(is_starting: bool, /) -> None:
+    """Wait at most half a second for the end of a delay; no other one begins until the calling thread has forked.
 
     For hooks of `os.register_at_fork`: from CPython 3.13 on, it is too late to wait for another thread after these.
+    False ends that, where the fork was not tried.
     """
 
 def read_thread_stat(native_id: int, /) -> str:

@@ -19,6 +19,7 @@
 
 #include "forks.h"
 
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -43,11 +44,16 @@ static struct {
     atomic_int locks_wanted;
 } process = {.mutex = PTHREAD_MUTEX_INITIALIZER, .delay = PTHREAD_MUTEX_INITIALIZER};
 
-/* True on the thread that holds process.delay: in the application's code, or for its fork. */
-static _Thread_local bool has_delay, is_delay_locked;
+/* The calling thread of ours is in the application's code, and holds process.delay. */
+static _Thread_local bool has_delay;
 
-/* True on a thread that forks and has our other mutexes. */
-static _Thread_local bool has_locks;
+/* The fork of the calling thread. */
+static _Thread_local struct {
+    bool is_prepared;     /* it has waited for the end of a delay */
+    bool is_delay_locked; /* it holds process.delay */
+    bool keeps_gil;       /* it is in os.fork with the head lock; other threads hold that for a moment only */
+    bool has_locks;       /* it holds the other mutexes */
+} this_fork;
 
 const atomic_int *forks_locks_wanted(void)
 {
@@ -64,15 +70,9 @@ void forks_lock(pthread_mutex_t *mutex)
     }
 }
 
-/* Return true on a thread in os.fork that has the head lock. */
-static bool must_keep_gil(void)
-{
-    return compat_can_release_gil() && compat_is_head_locked();
-}
-
 static void sleep_briefly(void)
 {
-    PyThreadState *self = compat_can_release_gil() && !must_keep_gil() ? PyEval_SaveThread() : NULL;
+    PyThreadState *self = compat_can_release_gil() && !this_fork.keeps_gil ? PyEval_SaveThread() : NULL;
     nanosleep(&(struct timespec){.tv_nsec = DELAY_POLL_NS}, NULL);
     if (self != NULL) {
         PyEval_RestoreThread(self);
@@ -81,7 +81,7 @@ static void sleep_briefly(void)
 
 void forks_delay(bool is_starting)
 {
-    if (is_starting && !has_delay) {
+    if (is_starting && !has_delay && !this_fork.is_delay_locked) {
         while (atomic_load(&process.forks_waiting) > 0) {
             sleep_briefly();
         }
@@ -106,12 +106,21 @@ static bool lock_within(pthread_mutex_t *mutex, int64_t max_ns)
     return is_locked;
 }
 
-void forks_prepare(void)
+void forks_prepare(bool is_starting)
 {
-    if (!is_delay_locked && !has_delay) { /* has_delay: the application's code forks */
+    if (!is_starting) {
+        this_fork.is_prepared = false;
+        if (this_fork.is_delay_locked) {
+            this_fork.is_delay_locked = false;
+            pthread_mutex_unlock(&process.delay);
+        }
+    }
+    else if (process.has_handlers && !this_fork.is_prepared
+             && !has_delay) { /* has_delay: the application's code forks */
+        this_fork.is_prepared = true;
         atomic_fetch_add(&process.forks_waiting, 1);
         /* A thread that delays us may need the GIL. */
-        is_delay_locked = lock_within(&process.delay, must_keep_gil() ? 0 : MAX_DELAY_NS);
+        this_fork.is_delay_locked = lock_within(&process.delay, this_fork.keeps_gil ? 0 : MAX_DELAY_NS);
         atomic_fetch_sub(&process.forks_waiting, 1);
     }
 }
@@ -160,61 +169,91 @@ static void hold_gil_for_fork(PyInterpreterState *interp)
     gil_keeper_wait(interp, has_running_ticker);
 }
 
-/* Return false if the mutex cannot be had. The child initializes it anew, but a ticker may then be in the middle of
- * something. */
-static bool lock_for_fork(pthread_mutex_t *mutex)
+/* Unlock the mutexes of all tickers before `end`, and that of their list. */
+static void unlock_tickers(const ticker_state *end)
 {
-    if (must_keep_gil()) {
-        return lock_within(mutex, MAX_DELAY_NS);
+    for (ticker_state *ticker = process.tickers; ticker != end; ticker = ticker->next_ticker) {
+        pthread_mutex_unlock(&ticker->loop.mutex);
     }
+    pthread_mutex_unlock(&process.mutex);
+}
+
+static void lock_list(void)
+{
     if (compat_can_release_gil()) {
-        forks_lock(mutex);
+        forks_lock(&process.mutex);
     }
     else {
-        pthread_mutex_lock(mutex);
+        pthread_mutex_lock(&process.mutex);
+    }
+}
+
+static void lock_tickers(void)
+{
+    lock_list();
+    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+        /* Others hold it briefly: another forking thread would hold the mutex above. */
+        pthread_mutex_lock(&ticker->loop.mutex);
+    }
+}
+
+/* With the GIL kept, a wait might never end. Return false if a mutex cannot be had. The child initializes it anew; in the
+ * child, what its holder was about to do stays undone. */
+static bool try_lock_tickers(void)
+{
+    if (!lock_within(&process.mutex, MAX_DELAY_NS)) {
+        return false;
+    }
+    for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
+        if (!lock_within(&ticker->loop.mutex, MAX_DELAY_NS)) {
+            unlock_tickers(ticker);
+            return false;
+        }
     }
     return true;
 }
 
+/* Have the child report itself. The post may release the GIL from CPython 3.13 on: so it comes before our mutexes, and
+ * in os.fork not at all, as Python's hooks run in that child. */
+static void lock_and_post(void)
+{
+    if (this_fork.keeps_gil) {
+        this_fork.has_locks = try_lock_tickers();
+        return;
+    }
+    if (compat_locks_detach()) {
+        post_child_callback(); /* with the GIL the interpreter cannot end meanwhile */
+        lock_tickers();
+    }
+    else {
+        lock_tickers();
+        post_child_callback();
+    }
+    this_fork.has_locks = true;
+}
+
 static void before_fork(void)
 {
-    forks_prepare();
+    this_fork.keeps_gil = compat_can_release_gil() && compat_is_head_locked();
+    forks_prepare(true);
     atomic_fetch_add(&process.locks_wanted, 1);
     PyInterpreterState *interp = atomic_load(&process.interp);
     if (interp != NULL && !compat_is_finalizing() && gil_keeper_request(interp)) {
         hold_gil_for_fork(interp);
     }
-    /* With the GIL the interpreter cannot end meanwhile. The post releases the GIL while a ticker has a lock of
-     * CPython's. So it comes before our mutexes, or, where the GIL must be kept, after them: then no ticker has it. */
-    bool posts_first = compat_locks_detach() && !must_keep_gil();
-    if (posts_first) {
-        post_child_callback();
-    }
-    has_locks = lock_for_fork(&process.mutex);
-    for (ticker_state *ticker = process.tickers; has_locks && ticker != NULL; ticker = ticker->next_ticker) {
-        /* Others hold it briefly: another forking thread would hold the mutex above. */
-        pthread_mutex_lock(&ticker->loop.mutex);
-    }
-    if (!posts_first && has_locks) {
-        post_child_callback();
-    }
+    lock_and_post();
 }
 
 static void after_fork_in_parent(void)
 {
-    for (ticker_state *ticker = process.tickers; has_locks && ticker != NULL; ticker = ticker->next_ticker) {
-        pthread_mutex_unlock(&ticker->loop.mutex);
-    }
-    if (has_locks) {
-        has_locks = false;
-        pthread_mutex_unlock(&process.mutex);
+    this_fork.keeps_gil = false;
+    if (this_fork.has_locks) {
+        this_fork.has_locks = false;
+        unlock_tickers(NULL);
     }
     atomic_fetch_sub(&process.locks_wanted, 1);
     gil_keeper_release();
-    if (is_delay_locked) {
-        is_delay_locked = false;
-        pthread_mutex_unlock(&process.delay);
-    }
+    forks_prepare(false);
 }
 
 static void set_survivor(uint64_t newest_inherited)
@@ -257,13 +296,14 @@ static void after_fork_in_child(void)
     pthread_mutex_init(&process.mutex, NULL);
     pthread_mutex_init(&process.delay, NULL);
     atomic_store(&process.forks_waiting, 0);
-    has_delay = is_delay_locked = has_locks = false;
+    has_delay = false;
     atomic_store(&process.locks_wanted, 0);
     PyInterpreterState *interp = PyInterpreterState_Main();
     set_survivor(interp == NULL ? 0 : compat_newest_thread_id(interp));
     compat_reinit_gil(interp);
     gil_keeper_after_fork_in_child(interp);
-    atomic_store(&process.is_callback_due, true);
+    atomic_store(&process.is_callback_due, !this_fork.keeps_gil); /* else nothing is posted */
+    memset(&this_fork, 0, sizeof(this_fork));
 }
 
 /* Needs the mutex and the GIL. Registers once; false: the system refuses. */

@@ -19,8 +19,9 @@ void forks_lock(pthread_mutex_t *mutex);
 /* The calling thread of ours begins, or ends, code of the application that may hold locks without the GIL: a child
  * would inherit them locked. Forks by any code wait, at most half a second. */
 void forks_delay(bool is_starting);
-/* Wait for the end of such a delay; no other one begins until the fork of the calling thread is over. */
-void forks_prepare(void);
+/* Wait for the end of such a delay; no other one begins until the fork of the calling thread is over, or this is called
+ * with false. */
+void forks_prepare(bool is_starting);
 
 /* In a forked child: the surviving thread, and the newest thread state of the parent. Zeros elsewhere. */
 typedef struct {

@@ -54,10 +54,9 @@ static PyObject *delay_forks(PyObject *Py_UNUSED(module), PyObject *is_starting)
     return mark_start(forks_delay, is_starting);
 }
 
-static PyObject *prepare_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+static PyObject *prepare_fork(PyObject *Py_UNUSED(module), PyObject *is_starting)
 {
-    forks_prepare();
-    Py_RETURN_NONE;
+    return mark_start(forks_prepare, is_starting);
 }
 
 /* Keeps the GIL: a busy process would not give it back for far longer than the few microseconds of this. */
@@ -170,8 +169,8 @@ static PyMethodDef module_methods[] = {
      "it."},
     {"delay_forks", delay_forks, METH_O,
      "delay_forks($module, is_starting, /)\n--\n\nDelay forks while the calling thread has locks of the application."},
-    {"prepare_fork", prepare_fork, METH_NOARGS,
-     "prepare_fork($module)\n--\n\nWait for the end of a delay; no other one begins before the fork is over."},
+    {"prepare_fork", prepare_fork, METH_O,
+     "prepare_fork($module, is_starting, /)\n--\n\nWait before a fork for the end of a delay, or end the fork."},
     {"read_thread_stat", read_thread_stat, METH_O,
      "read_thread_stat($module, native_id, /)\n--\n\nReturn the kernel's line about a thread."},
     {NULL},

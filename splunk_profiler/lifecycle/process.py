@@ -235,11 +235,12 @@ class ProcessProfiler:
         with self._guard.catching():
             if profiler is not None:
                 profiler.hold_for_fork(_FORK_TIMEOUT_S)
-            prepare_fork()
+            prepare_fork(True)
 
     def _after_fork_in_parent(self) -> None:
         profiler = self._held_by_forking_thread.pop(_thread.get_ident(), None)
         with self._guard.catching():
+            prepare_fork(False)
             if profiler is not None:
                 profiler.release_after_fork()
 

@@ -265,11 +265,11 @@ def delaying_forks() -> Iterator[None]:
         walker.delay_forks(False)
 
 
-def prepare_fork() -> None:
-    """Wait, in a hook before a fork, until no thread of ours delays forks; none does before the fork is over."""
+def prepare_fork(is_starting: bool) -> None:
+    """Wait before a fork until no thread of ours delays forks, which none does until the call with False after it."""
     walker = sys.modules.get("splunk_profiler._walker")
     if walker is not None:
-        walker.prepare_fork()
+        walker.prepare_fork(is_starting)
 
 
 def _block_signals() -> None:

@@ -44,6 +44,10 @@ def main() -> None:
     _OVER.set()
     for thread in running:
         thread.join()
+    _walker.prepare_fork(True)
+    _walker.delay_forks(True)  # a line between the hooks of a fork, on the thread that forks
+    _walker.delay_forks(False)
+    _walker.prepare_fork(False)
     print("over", flush=True)
 
 

@@ -107,6 +107,8 @@ def main(how: str) -> None:
     sys.setswitchinterval(0.0005)  # each fork waits for the GIL
     process = Process()
     walker.set_after_fork_in_child(process.in_child)
+    if "C code" not in how:
+        os.register_at_fork(after_in_child=process.in_child)  # as in a service
     over = threading.Event()
     others = [
         threading.Thread(target=busy_as_one_of_ours if how == "C code without the GIL" else busy, args=(over,))

@@ -53,6 +53,16 @@ def _off_the_record() -> dict[str, str]:
     return profiling_settings("http://127.0.0.1:9", 10, OTEL_SERVICE_NAME="forking")
 
 
+@pytest.mark.parametrize("walker", ["auto", "portable"])
+@pytest.mark.parametrize(("how", "status"), [("os.fork", "0"), ("forkpty", "-1")])
+def test_after_a_fork_or_a_failed_one_threads_of_ours_can_log(walker: str, how: str, status: str) -> None:
+    env = {**_off_the_record(), "SPLUNK_PROFILER_WALKER": walker}
+    with Target("lines_after_forks.py", how, env=env) as target:
+        assert target.line("status", 150) == status
+        assert target.line("parent", 150) == "True"
+        assert target.finish() == 0, target.output
+
+
 def test_a_fork_waits_for_grpc_to_be_loaded_as_long_as_that_gets_on(tmp_path: Path) -> None:
     env = {**_off_the_record(), "SPLUNK_PROFILER_EXPORTER": "thread"}
     with Target("importing_forks.py", "outside", str(tmp_path), env=env) as target:
