@@ -38,10 +38,10 @@ static raw_event *pop_oldest(event_queue *queue)
 PyObject *events_drain(ticker_state *ticker, const module_state *module, event_kind kind, event_converter convert)
 {
     event_queue *queue = &ticker->events[kind];
+    size_t left = queue->count; /* those that arrive from now on are for the next drain */
     ticker_state_free_unreferenced(ticker);
     PyObject *drained = PyList_New(0);
-    /* Events that arrive meanwhile are for the next drain. */
-    for (size_t left = queue->count; drained != NULL && left > 0; left--) {
+    for (; drained != NULL && left > 0; left--) {
         raw_event *taken = pop_oldest(queue);
         if (taken == NULL) {
             break; /* another drain took it meanwhile */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
 import sys
 import threading
@@ -298,3 +299,23 @@ def test_time_in_captures_leaves_out_interruptions() -> None:
         spent_ns, cpu_ns = map(int, target.line("spent").split())
         assert target.finish() == 0, target.output
     assert 0 < spent_ns < cpu_ns
+
+
+def test_blocks_that_a_drain_itself_allocates_are_in_use_at_the_next() -> None:
+    kept: list[bytes] = []
+
+    class Freed:
+        def __del__(self) -> None:
+            kept.extend(bytes(200_000) for _ in range(50))
+
+    with sampling(100_000) as drained:
+        exec("ticker.capture()", {"ticker": drained.ticker, "freed": Freed()})  # noqa: S102  # globals that end
+        gc.collect()
+        drained.ticker.drain(0)
+        drained.ticker.capture()
+        drained.drain()  # frees that stack
+        drained.drain()
+    assert len(kept) == 50
+    found = [each for each in drained.samples if each.byte_count >= 200_000]
+    assert found
+    assert all(each.live_id for each in found)
