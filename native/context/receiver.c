@@ -205,6 +205,27 @@ static bool is_idle(receiver *self)
     return idle;
 }
 
+/* Return when a wait of that many seconds is over: at most an hour, and none if it is NaN. */
+static struct timespec end_of_wait(double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    seconds = !(seconds > 0) ? 0 : seconds > MAX_WAIT_S ? MAX_WAIT_S : seconds;
+    long long until_ns = until.tv_nsec + (long long)(seconds * NS_PER_S);
+    until.tv_sec += until_ns / NS_PER_S;
+    until.tv_nsec = until_ns % NS_PER_S;
+    return until;
+}
+
+static void wait_for_end(receiver *self)
+{
+    struct timespec until = end_of_wait(END_WAIT_S);
+    pthread_mutex_lock(&self->lock);
+    while (self->phase == RECEIVING && pthread_cond_timedwait(&self->arrived, &self->lock, &until) == 0) {
+    }
+    pthread_mutex_unlock(&self->lock);
+}
+
 int receiver_start(receiver *self)
 {
     if (!is_own_process(self)) {
@@ -231,22 +252,16 @@ int receiver_start(receiver *self)
 int receiver_start_with_message(receiver *self)
 {
     struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
-    if (is_own_process(self) && is_idle(self) && is_same_socket(self)) {
+    if (!is_own_process(self)) {
+        return 0;
+    }
+    if (atomic_load(&self->stopping)) {
+        wait_for_end(self); /* or the caller, who does not know yet, would call again and again */
+    }
+    else if (is_idle(self) && is_same_socket(self)) {
         (void)poll(&socket, 1, -1);
     }
     return receiver_start(self); /* the thread finds out by itself if the socket no longer exists */
-}
-
-/* Return when a wait of that many seconds is over: at most an hour, and none if it is NaN. */
-static struct timespec end_of_wait(double seconds)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    seconds = !(seconds > 0) ? 0 : seconds > MAX_WAIT_S ? MAX_WAIT_S : seconds;
-    long long until_ns = until.tv_nsec + (long long)(seconds * NS_PER_S);
-    until.tv_sec += until_ns / NS_PER_S;
-    until.tv_nsec = until_ns % NS_PER_S;
-    return until;
 }
 
 static void wait_for_messages(receiver *self, double seconds)
@@ -308,15 +323,6 @@ static void stop_receiving(receiver *self)
     if (is_same_socket(self)) {
         (void)shutdown(self->descriptor, SHUT_RDWR); /* ends poll */
     }
-}
-
-static void wait_for_end(receiver *self)
-{
-    struct timespec until = end_of_wait(END_WAIT_S);
-    pthread_mutex_lock(&self->lock);
-    while (self->phase == RECEIVING && pthread_cond_timedwait(&self->arrived, &self->lock, &until) == 0) {
-    }
-    pthread_mutex_unlock(&self->lock);
 }
 
 void receiver_stop(receiver *self)

@@ -14,6 +14,7 @@ import _thread
 import time
 from collections.abc import Callable, Mapping
 from errno import EBADF
+from functools import partial
 from typing import Any, NamedTuple
 
 from splunk_profiler.host_profilers.message_handler import MessageHandler
@@ -111,10 +112,10 @@ class Correlator:
         if is_open is not None and not is_open():
             raise OSError(EBADF, "the socket was closed meanwhile")
         self._reader = reader
-        self._thread = Worker("correlator", lambda: self._correlate(reader, on_closed))
         try:
-            if self._at_once:
+            if self._at_once or self._deferral.is_active:  # transactions wait, with or without a message
                 reader.start()
+            self._thread = Worker("correlator", lambda: self._correlate(reader, on_closed))
             self._thread.start()
         except BaseException:
             self.close()
@@ -218,16 +219,20 @@ class Correlator:
         self._deferral.is_active = True
         for processors in self._processor_sets:
             self._deferral.attach(processors)
+        reader = self._reader
+        if reader is not None:
+            with self._guard.catching():
+                reader.start()  # it may be one that listens since, and waits for a message
         return True
 
     def _correlate(self, reader: Any, on_closed: Callable[[], None]) -> None:
         while self._reader is reader and not reader.is_lost:
-            try:
-                reader.start_with_message()
-                self._correlate_once(reader)
-            except Exception as error:
-                self._guard.note(error)
-                self._wake_event.wait(_MAX_PAUSE_S)  # it may fail each time
+            for step in (reader.start_with_message, partial(self._correlate_once, reader)):
+                try:
+                    step()
+                except Exception as error:
+                    self._guard.note(error)
+                    self._wake_event.wait(_MAX_PAUSE_S)  # it may fail each time
         if self._reader is reader:
             with self._guard.catching():
                 on_closed()
@@ -235,7 +240,7 @@ class Correlator:
     def _correlate_once(self, reader: Any) -> None:
         submitted, self._submitted = self._submitted, []
         try:
-            messages = reader.take(0 if submitted else self._wait_s())
+            messages = reader.take(0 if submitted or not reader.is_receiving else self._wait_s())
             self._is_idle = False
             began_ns = self._now_ns()
             # Take again: the GIL may have come late, and messages until `began_ns` are in time.

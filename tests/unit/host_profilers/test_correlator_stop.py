@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from correlator_bench import CorrelatorBench
+from correlator_bench import WAIT_S, CorrelatorBench
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -21,7 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from splunk_profiler._context import SocketReader
 from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
-from splunk_profiler.system.threads import NAME_PREFIX
+from splunk_profiler.system.threads import NAME_PREFIX, wait_until
 
 
 class Talkative:
@@ -101,6 +102,53 @@ def test_a_stop_before_the_first_message_waits_for_nothing() -> None:
         correlator.listen(inbox.fileno(), lambda: None)
         correlator.stop(60)
     assert reads.count(threading.get_ident()) < 20
+
+
+def test_transactions_that_wait_are_forwarded_also_by_a_socket_made_anew(tmp_path: Path) -> None:
+    bench = CorrelatorBench(tmp_path, at_once=False, resource={})
+    try:
+        bench.register()
+        assert wait_until(lambda: "on_end" in vars(bench.processor), WAIT_S)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as anew:
+            anew.bind(str(tmp_path / "anew"))
+            bench.correlator.listen(anew.fileno(), bench.lost.set)
+            assert bench.run_span("after").name == "after"
+            bench.correlator.close()
+    finally:
+        bench.end()
+
+
+class Counting:
+    """A socket reader that counts how often messages are taken."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._reader = SocketReader(descriptor)
+        self.takes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def take(self, timeout_s: float) -> list[bytes]:
+        self.takes += 1
+        return self._reader.take(timeout_s)
+
+
+def test_a_stop_after_the_application_closed_the_socket_spins_in_no_thread(tmp_path: Path) -> None:
+    made: list[Counting] = []
+
+    def counting(descriptor: int) -> Counting:
+        made.append(Counting(descriptor))
+        return made[-1]
+
+    bench = CorrelatorBench(tmp_path, at_once=True, resource={}, make_reader=counting)
+    bench.run_span()
+    os.close(bench.receiving.detach())  # what receives still waits there
+    before = made[-1].takes
+    bench.correlator.stop(1)
+    assert made[-1].takes - before < 100
+    bench.register()  # ends that wait
+    bench.end()
+    assert wait_until(lambda: not any(one.name.startswith(NAME_PREFIX) for one in threading.enumerate()), WAIT_S)
 
 
 class Interrupted:
