@@ -305,7 +305,7 @@ class ProcessPublisher:
         except (MessageSocketError, OSError, RuntimeError) as error:
             if self._reopen_count < _MAX_SOCKETS and not message_socket.is_open:
                 return  # the application has closed it again: the next audit finds it
-            self._correlates = False
+            self._correlates = self._needs_correlator = False
             self._extension.clear_storage()  # it points to no socket
             self._needs_stop = True
             message_socket.close()

@@ -65,6 +65,9 @@ class Profiler:
         self._continues_publishing = continued is not None
         self._publishing: Publishing | None = self._make_publishing() if continued is None else continued._publishing
         self._sampling: Sampling | None = self._make_sampling(parent) if resolved.samples else None
+        if self._publishing is not None:
+            is_often = resolved.config.enabled and resolved.config.call_stack_interval_ms <= 1000
+            self._publishing.is_audited_by_sampling = self._sampling is not None and is_often
 
     def start(self) -> bool:
         """Start sampling and publishing; return True if at least one of them runs.
@@ -146,9 +149,7 @@ class Profiler:
     def _make_publishing(self) -> Publishing | None:
         from splunk_profiler.lifecycle.publishing import make_publishing  # noqa: PLC0415  # loaded when switched on
 
-        config = self.resolved.config
-        is_sampled_often = self.resolved.samples and config.enabled and config.call_stack_interval_ms <= 1000
-        return make_publishing(self.resolved, is_audited_by_sampling=is_sampled_often)
+        return make_publishing(self.resolved)
 
     def _make_sampling(self, parent: Profiler | None) -> Sampling | None:
         from splunk_profiler.lifecycle import sampling  # noqa: PLC0415  # loaded when switched on

@@ -30,16 +30,13 @@ _JOIN_S = 0.1
 class Publishing:
     """One run of publishing, from start to stop; a forked child continues it.
 
-    Args:
-        is_audited_by_sampling: True if sampling calls `audit`, once a second at most; else our thread does, and stays.
-
     Attributes:
+        is_audited_by_sampling: True if sampling calls `audit`, once a second at most; else our thread does, and stays.
+            Set before the start.
         publisher, correlator: no fork may interrupt what they do.
     """
 
-    def __init__(
-        self, resolved: Resolved, extension: Any, source: ContextSource, *, is_audited_by_sampling: bool
-    ) -> None:
+    def __init__(self, resolved: Resolved, extension: Any, source: ContextSource) -> None:
         config = resolved.config
         publish_config = PublishConfig(
             config.publishes_correlation, config.publishes_labels, config.socket_directory or _temporary_directory()
@@ -54,7 +51,7 @@ class Publishing:
         self._configured_attributes = resolved.resource_attributes
         self._context_patch: MethodPatch | None = None
         self._guard = Guard("comparing what is published to host profilers")
-        self._is_audited_by_sampling = is_audited_by_sampling
+        self.is_audited_by_sampling = False
         self._thread: Worker | None = None
         self._wake = WakeEvent()
         self._is_stopping = False
@@ -131,7 +128,7 @@ class Publishing:
         self.publisher.run_pending_work()
 
     def _start_thread(self) -> None:
-        body = self.run_pending_work if self._is_audited_by_sampling else self._audit_regularly
+        body = self.run_pending_work if self.is_audited_by_sampling else self._audit_regularly
         self._thread = Worker("auditor", body)  # before its start, for `stop`: a signal handler may raise there
         try:
             self._thread.start()
@@ -164,7 +161,7 @@ def _temporary_directory() -> str:
         return "/tmp"  # noqa: S108  # making the socket there fails with the right message
 
 
-def make_publishing(resolved: Resolved, *, is_audited_by_sampling: bool) -> Publishing | None:
+def make_publishing(resolved: Resolved) -> Publishing | None:
     """Return publishing as `resolved` configures it; None if it is switched off or not possible (logged)."""
     config = resolved.config
     if not config.publishes_correlation and not config.publishes_labels:
@@ -184,4 +181,4 @@ def make_publishing(resolved: Resolved, *, is_audited_by_sampling: bool) -> Publ
         )
         return None
     source = ContextSource(variable, spans.SPAN_KEY, PUBLISHED_LABELS, spans.CONTEXT_TYPE)
-    return Publishing(resolved, _context, source, is_audited_by_sampling=is_audited_by_sampling)
+    return Publishing(resolved, _context, source)

@@ -46,8 +46,9 @@ def publishing(
     """Publish both ABIs inside the block, unless `settings` say otherwise."""
     env = {"OTEL_RESOURCE_ATTRIBUTES": ",".join(f"{key}={value}" for key, value in (resource_attributes or {}).items())}
     wanted = {"correlation": "true", "custom_labels": "true", "socket_directory": str(directory), **settings}
-    made = make_publishing(from_config(Config(**wanted), env), is_audited_by_sampling=True)
+    made = make_publishing(from_config(Config(**wanted), env))
     assert made is not None
+    made.is_audited_by_sampling = True
     made.start()
     made.run_pending_work()  # or wait for our thread that runs it at this moment
     try:

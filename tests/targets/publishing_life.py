@@ -5,6 +5,7 @@ HOW is ``fork`` (forks COUNT times when told so; parent and children say what th
 become visible),
 ``first_message`` (forks COUNT times, each time right after a host profiler's first message, and stops right after
 that; says how many children did not get a message of their own),
+``fork_in_c`` (C code forks, and the child's service gets its name late; says the child's status),
 ``census`` (says which threads there are after the start, and after a host profiler's first message),
 ``threads`` (COUNT threads start and stop the profiler, over and over, while others work in spans) or ``serve`` (works
 in one span until told to end). Says ``ready`` once it runs, and what is published as JSON: the process storage, and
@@ -13,6 +14,7 @@ whether the span and labels that a thread shows are its own.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -119,6 +121,25 @@ def _fork_at_first_span(count: int) -> None:
     say("failed", failed)
 
 
+def _fork_in_c() -> None:
+    splunk_profiler.start()
+    child = ctypes.PyDLL(None).fork()
+    if child == 0:
+        status = 1
+        try:
+            splunk_profiler.start()
+            with (
+                TracerProvider(resource=Resource({"service.name": "late"}))
+                .get_tracer("late")
+                .start_as_current_span("a")
+            ):
+                status = 0 if wait_for_storage().name == "late" else 2
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    say("status", status)
+
+
 def _fork_at_first_message(count: int) -> None:
     failed = 0
     for number in range(count):
@@ -223,6 +244,9 @@ def main(how: str, count: int) -> None:
         return
     if how == "first_message":
         _fork_at_first_message(count)
+        return
+    if how == "fork_in_c":
+        _fork_in_c()
         return
     splunk_profiler.start()
     wait_for_storage()

@@ -85,6 +85,20 @@ def test_a_fork_while_it_is_set_up_leaves_parent_and_child_visible(settings: dic
     assert all(f"-{target.pid}-" not in path for path in sockets(settings))
 
 
+def test_child_of_c_code_that_is_not_sampled_becomes_visible(settings: dict[str, str]) -> None:
+    env = {
+        **settings,
+        "OTEL_SERVICE_NAME": "",
+        "SPLUNK_PROFILER_ENABLED": "true",
+        "SPLUNK_PROFILER_WALKER": "portable",  # it cannot sample in such a child
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9",
+        "PYTHONWARNINGS": "ignore::DeprecationWarning",
+    }
+    with Target("publishing_life.py", "fork_in_c", env=env) as target:
+        assert target.json("status", timeout_s=120) == 0
+        assert target.finish() == 0
+
+
 @pytest.mark.parametrize("mode", ["auto", "true"])
 def test_fork_or_stop_right_after_the_first_message_leaves_both_right(settings: dict[str, str], mode: str) -> None:
     env = {

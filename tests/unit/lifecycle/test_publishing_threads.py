@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from errno import EAGAIN
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +15,7 @@ pytest.importorskip("splunk_profiler._context")
 from published_process import provider, publishing, read_storage, wait_for_storage
 
 from splunk_profiler.config import Config, from_config
+from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.lifecycle.publishing import make_publishing
 from splunk_profiler.system.threads import WakeEvent, Worker, wait_until
 
@@ -87,6 +89,18 @@ def test_audits_make_no_thread_while_nothing_is_due_or_after_a_stop(
     assert not started
 
 
+def test_audits_make_no_thread_for_a_socket_that_could_not_be_read(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(EAGAIN, "no more threads")
+
+    monkeypatch.setattr(Correlator, "listen", fail)
+    with publishing(directory, {"service.name": "early"}) as life:
+        wait_for_end()
+        assert not life.publisher.has_pending_work
+
+
 def test_audit_tries_again_when_the_process_could_make_no_more_threads(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +131,7 @@ def test_without_sampling_the_thread_stays_and_a_first_span_wakes_it(
 
     monkeypatch.setattr(WakeEvent, "wait", wait_longer)
     config = Config(correlation="true", custom_labels="true", socket_directory=str(directory))
-    life = make_publishing(from_config(config, {}), is_audited_by_sampling=False)
+    life = make_publishing(from_config(config, {}))
     assert life is not None
     life.start()
     assert waiting.wait(_WAIT_S)
