@@ -42,8 +42,8 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
 
     Looks at the settings in effect and where each came from, at this Python and its packages, at the way to
     the collector, the directory or the Datadog agent, and sends one real sample of itself there. Of a running
-    process it also says what became of its records, what is lost and why, and what blocked its event loop. Ask
-    it in the environment of the service:
+    process it also says what became of its records, what is lost and why; and what blocked its event loop, if
+    it sends profiles and has the native walker. Ask it in the environment of the service:
 
     \b
     splunk-profiler run [OPTIONS] -- splunk-profiler doctor
