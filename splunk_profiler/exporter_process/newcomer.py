@@ -65,13 +65,13 @@ class Newcomer:
         except OSError:  # the process was killed
             return False
         had, self._received = len(self._received), self._received + data
-        challenge, rest = self._received[:CHALLENGE_BYTES], self._received[CHALLENGE_BYTES:]
+        challenge, proof = self._received[:CHALLENGE_BYTES], self._received[CHALLENGE_BYTES:][:PROOF_BYTES]
         if had < CHALLENGE_BYTES == len(challenge):
             with suppress(OSError):
                 self.socket.send(frame(prove_exporter(self._token, challenge)))
-        if len(rest) < PROOF_BYTES:
+        if len(proof) < PROOF_BYTES:
             return bool(data)
-        proof, question = rest[:PROOF_BYTES], rest[PROOF_BYTES:]
+        question = self._received[CHALLENGE_BYTES + PROOF_BYTES :]
         if compare_digest(proof, prove_asker(self._token, challenge)):
             self._wanted_bytes = CHALLENGE_BYTES + PROOF_BYTES + QUESTION.size
             if len(question) == QUESTION.size:
