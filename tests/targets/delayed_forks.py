@@ -9,7 +9,7 @@ import warnings
 
 from splunk_profiler import _walker
 
-_FORKS = 300
+_FORKS = 100
 _OVER = threading.Event()
 
 

@@ -29,7 +29,7 @@ def test_stacks_are_whole_and_nothing_leaks_while_threads_come_and_go() -> None:
 
 def test_forks_beside_a_delay_of_forks_and_threads_that_end_go_on() -> None:
     with Target("delayed_forks.py") as target:
-        target.line("over", 120)
+        target.line("over", 240)
         assert target.finish() == 0, target.output
 
 
