@@ -121,6 +121,7 @@ assert not (reader.is_receiving or reader.is_lost)
 resource.setrlimit(resource.RLIMIT_AS, most)
 reader.start_with_message()
 print(reader.take(3600), reader.is_receiving)
+reader.stop()  # before its socket is closed
 """
 
 
