@@ -227,7 +227,9 @@ class Correlator:
 
     def _correlate(self, reader: Any, on_closed: Callable[[], None]) -> None:
         while self._reader is reader and not reader.is_lost:
-            for step in (reader.start_with_message, partial(self._correlate_once, reader)):
+            # Transactions that wait are forwarded without a message, also if no thread can be made.
+            receive = reader.start if self._deferral.is_active else reader.start_with_message
+            for step in (receive, partial(self._correlate_once, reader)):
                 try:
                     step()
                 except Exception as error:

@@ -141,7 +141,8 @@ class ProcessPublisher:
             with self._lock:
                 known_socket = None if self._needs_correlator else self._message_socket
                 if self._needs_labels_library:
-                    self._load_labels_library()
+                    with self._guard.catching():
+                        self._load_labels_library()
                     self._needs_labels_library = False
                 while self._pending_attributes:
                     try:

@@ -260,6 +260,7 @@ class ProcessProfiler:
         if self._pid == os.getpid():
             return  # no fork: the portable walker calls at each attach, while other threads may hold for theirs
         self._pid = os.getpid()
+        prepare_fork(False)  # of a child of `clone`, which no handler of ours has seen
         self._has_lost_threads = not is_python_fork
         self._finalizer = None  # the parent's: it does nothing here
         self._held_by_forking_thread.clear()

@@ -122,11 +122,15 @@ class Worker:
             RuntimeError: the process can make no more threads, or this one could not be prepared.
         """
         self._started.acquire()
-        if threads_are_greenlets() or not _may_use_threading():
-            real("_thread", "start_new_thread")(self._run_without_threading, ())
-        else:
-            self._thread = _Thread(target=self._run, name=self.name, daemon=True)
-            self._thread.start()
+        try:
+            if threads_are_greenlets() or not _may_use_threading():
+                real("_thread", "start_new_thread")(self._run_without_threading, ())
+            else:
+                self._thread = _Thread(target=self._run, name=self.name, daemon=True)
+                self._thread.start()
+        except RuntimeError:
+            self._thread, self._has_ended = None, True  # there is nothing to join
+            raise
         self._started.acquire()
         if self._failure is not None:
             raise RuntimeError(f"the thread {self.name} ended before its work: {self._failure}") from self._failure

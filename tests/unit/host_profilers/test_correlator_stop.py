@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 import threading
@@ -87,6 +88,32 @@ def test_first_message_is_counted_once_the_process_can_make_a_thread(tmp_path: P
         threading.Event().wait(0.001)
     bench.end()
     assert bench.correlator.counts()[:4] == (1, 0, 0, 0)
+
+
+class Threadless:
+    """A socket reader that finds no room for its thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._reader = SocketReader(descriptor)
+        self._descriptor = descriptor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def start(self) -> None:
+        raise BlockingIOError(EAGAIN, "no more threads")
+
+    def start_with_message(self) -> None:
+        select.select([self._descriptor], [], [])
+        self.start()
+
+
+def test_transactions_are_forwarded_where_the_process_can_make_no_thread(tmp_path: Path) -> None:
+    bench = CorrelatorBench(tmp_path, at_once=False, resource={}, make_reader=Threadless)
+    bench.register()
+    assert wait_until(lambda: "on_end" in vars(bench.processor), WAIT_S)
+    assert bench.run_span("after").name == "after"
+    bench.end()
 
 
 def test_a_stop_before_the_first_message_waits_for_nothing() -> None:

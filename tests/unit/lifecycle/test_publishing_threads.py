@@ -15,6 +15,7 @@ pytest.importorskip("splunk_profiler._context")
 from published_process import provider, publishing, read_storage, wait_for_storage
 
 from splunk_profiler.config import Config, from_config
+from splunk_profiler.host_profilers import publisher
 from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.lifecycle.publishing import make_publishing
 from splunk_profiler.system.threads import WakeEvent, Worker, wait_until
@@ -98,6 +99,19 @@ def test_audits_make_no_thread_for_a_socket_that_could_not_be_read(
     monkeypatch.setattr(Correlator, "listen", fail)
     with publishing(directory, {"service.name": "early"}) as life:
         wait_for_end()
+        assert not life.publisher.has_pending_work
+
+
+def test_library_that_cannot_be_looked_up_keeps_no_process_invisible(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Path:
+        raise ValueError("an import hook without a specification")
+
+    monkeypatch.setattr(publisher, "labels_library", fail)
+    with publishing(directory, {"service.name": "early"}) as life:
+        wait_for_end()
+        assert wait_for_storage().name == "early"
         assert not life.publisher.has_pending_work
 
 

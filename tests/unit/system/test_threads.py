@@ -33,6 +33,17 @@ def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
     assert seen == [("splunk-profiler-subject", True)]
 
 
+def test_a_worker_whose_thread_cannot_be_made_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    worker = Worker("subject", lambda: None)
+    with pytest.raises(RuntimeError, match="can't start"):
+        worker.start()
+    assert worker.join(0)
+
+
 def test_a_signal_given_before_the_wait_is_not_lost_and_counts_once() -> None:
     signal = WakeEvent()
     signal.set()
