@@ -113,7 +113,7 @@ class Correlator:
             raise OSError(EBADF, "the socket was closed meanwhile")
         self._reader = reader
         try:
-            if self._at_once or self._deferral.is_active:  # transactions wait, with or without a message
+            if self._at_once:
                 reader.start()
             self._thread = Worker("correlator", lambda: self._correlate(reader, on_closed))
             self._thread.start()
@@ -219,10 +219,6 @@ class Correlator:
         self._deferral.is_active = True
         for processors in self._processor_sets:
             self._deferral.attach(processors)
-        reader = self._reader
-        if reader is not None:
-            with self._guard.catching():
-                reader.start()  # it may be one that listens since, and waits for a message
         return True
 
     def _correlate(self, reader: Any, on_closed: Callable[[], None]) -> None:

@@ -130,11 +130,7 @@ class Publishing:
     def _start_thread(self) -> None:
         body = self.run_pending_work if self.is_audited_by_sampling else self._audit_regularly
         self._thread = Worker("auditor", body)  # before its start, for `stop`: a signal handler may raise there
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None
-            raise
+        self._thread.start()
 
     def _audit_regularly(self) -> None:
         while not self._is_stopping:

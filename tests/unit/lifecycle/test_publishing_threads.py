@@ -118,14 +118,14 @@ def test_library_that_cannot_be_looked_up_keeps_no_process_invisible(
 def test_audit_tries_again_when_the_process_could_make_no_more_threads(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Worker) -> None:
+    def fail(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with publishing(directory) as life:
         wait_for_end()
         first_span()
         with monkeypatch.context() as patch:
-            patch.setattr(Worker, "start", fail)
+            patch.setattr(threading.Thread, "start", fail)
             life.audit()
         assert read_storage() is None
         life.audit()
