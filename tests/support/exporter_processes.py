@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +100,14 @@ def new_connection(
 ) -> ExporterConnection:
     """Return a connection to an exporter with these sessions; by default to one that no other process knows."""
     return ExporterConnection(Launcher(find_interpreter(), factory), token or os.urandom(16).hex(), clock)
+
+
+def dial(name: bytes) -> socket.socket:
+    """Connect to the socket of this name, and say nothing."""
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(name)  # waits for its place in the backlog, as it does without a timeout only
+    made.settimeout(_TIMEOUT_S)
+    return made
 
 
 @contextlib.contextmanager

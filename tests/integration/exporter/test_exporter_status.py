@@ -13,7 +13,7 @@ import pytest
 from target_process import TESTS, environment
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import connected, exporter_pid, new_connection, wait_for_end
+from exporter_processes import connected, dial, exporter_pid, new_connection, wait_for_end
 
 from splunk_profiler.cli.process_checks import find_exporter
 from splunk_profiler.cli.unix_peers import unix_peers
@@ -61,10 +61,7 @@ def connection() -> Iterator[ExporterConnection]:
 
 
 def _connect(uid: int) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.connect(socket_name(_TOKEN, uid))  # waits for its place in the backlog, as it does without a timeout only
-    made.settimeout(30)
-    return made
+    return dial(socket_name(_TOKEN, uid))
 
 
 def _question() -> bytes:

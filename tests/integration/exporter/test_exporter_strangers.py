@@ -16,6 +16,7 @@ pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import (
     FACTORY,
     connected,
+    dial,
     exporter_pid,
     find_exporters,
     listens,
@@ -60,10 +61,7 @@ def connection() -> Iterator[ExporterConnection]:
 
 
 def _connect(connection: ExporterConnection) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.connect(connection.name)  # waits for its place in the backlog, as it does without a timeout only
-    made.settimeout(30)
-    return made
+    return dial(connection.name)
 
 
 def test_process_of_the_user_without_the_token_is_refused(connection: ExporterConnection) -> None:

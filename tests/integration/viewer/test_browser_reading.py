@@ -1,4 +1,4 @@
-"""What a screen reader is told of the page, and the names in it that could do harm there."""
+"""The texts that a screen reader reads of the page, and the names in it that could do harm there."""
 
 from __future__ import annotations
 

@@ -26,15 +26,22 @@ from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
 from splunk_profiler.system.threads import NAME_PREFIX, wait_until
 
 
-class Talkative:
-    """A socket reader that gets a message at each wake-up."""
+class WrappedReader:
+    """A socket reader that behaves as usual, but for what its subclasses change."""
 
     def __init__(self, descriptor: int) -> None:
         self._reader = SocketReader(descriptor)
-        self.say: Any = lambda: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
+
+
+class Talkative(WrappedReader):
+    """A socket reader that gets a message at each wake-up."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self.say: Any = lambda: None
 
     def wake(self) -> None:
         self.say()
@@ -64,15 +71,12 @@ def test_what_profilers_send_while_it_stops_does_not_begin_it_anew(tmp_path: Pat
         bench.end()
 
 
-class Refused:
+class Refused(WrappedReader):
     """A socket reader whose thread cannot be made twice."""
 
     def __init__(self, descriptor: int) -> None:
-        self._reader = SocketReader(descriptor)
+        super().__init__(descriptor)
         self._refusals = 2
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reader, name)
 
     def start_with_message(self) -> None:
         if self._refusals:
@@ -90,15 +94,12 @@ def test_first_message_is_counted_once_the_process_can_make_a_thread(tmp_path: P
     assert bench.correlator.counts()[:4] == (1, 0, 0, 0)
 
 
-class Threadless:
+class Threadless(WrappedReader):
     """A socket reader that finds no room for its thread."""
 
     def __init__(self, descriptor: int) -> None:
-        self._reader = SocketReader(descriptor)
+        super().__init__(descriptor)
         self._descriptor = descriptor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reader, name)
 
     def start(self) -> None:
         raise BlockingIOError(EAGAIN, "no more threads")
@@ -145,15 +146,12 @@ def test_transactions_that_wait_are_forwarded_also_by_a_socket_made_anew(tmp_pat
         bench.end()
 
 
-class Counting:
+class Counting(WrappedReader):
     """A socket reader that counts how often messages are taken."""
 
     def __init__(self, descriptor: int) -> None:
-        self._reader = SocketReader(descriptor)
+        super().__init__(descriptor)
         self.takes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reader, name)
 
     def take(self, timeout_s: float) -> list[bytes]:
         self.takes += 1
@@ -178,15 +176,12 @@ def test_a_stop_after_the_application_closed_the_socket_spins_in_no_thread(tmp_p
     assert wait_until(lambda: not any(one.name.startswith(NAME_PREFIX) for one in threading.enumerate()), WAIT_S)
 
 
-class Interrupted:
+class Interrupted(WrappedReader):
     """A socket reader during whose stop something else happens."""
 
     def __init__(self, descriptor: int) -> None:
-        self._reader = SocketReader(descriptor)
+        super().__init__(descriptor)
         self.meanwhile: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reader, name)
 
     def stop(self) -> None:
         self._reader.stop()
