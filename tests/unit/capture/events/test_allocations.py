@@ -316,6 +316,6 @@ def test_blocks_that_a_drain_itself_allocates_are_in_use_at_the_next() -> None:
         drained.drain()  # frees that stack
         drained.drain()
     assert len(kept) == 50
-    found = [each for each in drained.samples if each.byte_count >= 200_000]
+    found = [each for each in drained.of("__del__") if each.byte_count >= 200_000]
     assert found
     assert all(each.live_id for each in found)
