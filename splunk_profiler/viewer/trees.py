@@ -57,7 +57,9 @@ def call_tree(
     function: int | None = None,
     max_nodes: int = ALL,
 ) -> Tree:
-    """Return the nodes of a tree, parents before children; the first is the root, without a function.
+    """Return the nodes of a tree; the first is the root, without a function.
+
+    The children of a node are side by side after it, the heaviest first.
 
     Args:
         stacks: the table.
@@ -150,7 +152,16 @@ def _prune(tree: Tree, pruned: Sequence[Tree], max_nodes: int) -> Tree:
     parents, which = np.unique(places[small.parent], return_inverse=True)
     total, before = (np.bincount(which, each, len(parents)) for each in (small.total, small.before))
     functions = np.full(len(parents), SMALL)
-    return _joined([result, Tree(parents, functions, np.zeros_like(functions), total, total, before)])
+    return _sorted(_joined([result, Tree(parents, functions, np.zeros_like(functions), total, total, before)]))
+
+
+def _sorted(tree: Tree) -> Tree:
+    """Put the children of each node side by side, the heaviest first; each stays after its parent."""
+    order = np.lexsort((-tree.total, tree.parent))
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    tree = Tree(*(each[order] for each in tree))
+    return tree._replace(parent=np.where(tree.parent < 0, -1, places[tree.parent]))
 
 
 def top_table(

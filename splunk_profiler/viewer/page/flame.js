@@ -19,25 +19,26 @@ function unpack(columns) {
   }));
 }
 
-const NONE = Object.freeze([]); // the children of all frames that have none
-
-// There are tens of thousands: each has all of its fields from the start, and what few of them need is a method.
+// A row of the columns. It is made when it is first looked at: of tens of thousands few are drawn.
 class Frame {
-  constructor([name, file, kind], text, line, total, own, before, above) {
-    this.name = name;
-    this.file = file;
-    this.kind = kind;
-    this.text = text; // the place of its function in the answer
-    this.line = line;
-    this.total = total;
-    this.own = own;
-    this.before = before;
-    this.above = above;
-    this.depth = above ? above.depth + 1 : 0;
-    this.x = 0;
-    this.children = NONE;
-    this.found = this.below = false;
-    this.hash = above ? null : "";
+  constructor(graph, at) {
+    const { columns: { parent, function: functions, line, total, own, before }, functions: named } = graph;
+    [this.name, this.file, this.kind] = at ? named[functions[at]] : ["all", "", 0];
+    this.graph = graph;
+    this.at = at;
+    this.line = line[at];
+    this.total = total[at];
+    this.own = own[at];
+    this.before = before?.[at];
+    this.above = at ? graph.frame(parent[at]) : null;
+    this.depth = graph.depths[at];
+    this.x = graph.starts[at];
+    this.hash = at ? null : "";
+  }
+
+  get children() {
+    const { graph, at } = this, first = graph.firstBelow[at];
+    return Array.from({ length: graph.endBelow[at] - first }, (_, place) => graph.frame(first + place));
   }
 
   // The hash of its functions from the root on; that of the root is empty.
@@ -53,11 +54,10 @@ class FlameGraph {
   // `changed(zoom)` is called when the reader zooms; `described(frame, isMove)` when another frame is pointed at.
   constructor(canvas, scroller, spacer, changed, described) {
     Object.assign(this, { canvas, scroller, spacer, changed, described });
-    this.frames = [];
-    this.texts = []; // by the place of a function in the answer, for the search
+    this.read({ functions: [], frames: { parent: "", total: "" } }); // nothing yet
     this.search = "";
     this.zoomed = this.pointed = null;
-    this.deepest = this.top = 0; // depths of the last and the first frames that are drawn
+    this.top = 0; // depth of the first frames that are drawn
     this.isUp = this.drawing = false;
     canvas.addEventListener("mousemove", (event) => this.point(this.at(event)));
     canvas.addEventListener("mouseleave", () => this.point(null));
@@ -83,35 +83,38 @@ class FlameGraph {
     this.spacer.style.height = `${height}px`;
     scroller.style.height = `${height + 2}px`;
     scroller.scrollTop = Math.abs(edge() - fromRoot);
-    this.zoomed = this.withPath(path) ?? this.frames[this.top];
+    this.zoomed = this.withPath(path) ?? this.frame(this.top);
     this.pointed = this.withPath(pointed);
     if (this.pointed?.depth < this.top) this.pointed = null;
     this.described(this.pointed);
     this.find(this.search);
   }
 
-  read(data) {
-    const { parent, function: functions, line, total, own, before } = unpack(data.frames);
-    this.texts = data.functions.map(([name, file]) => `${name}\n${file}`.toLowerCase());
-    this.isCompared = before !== undefined;
-    this.frames = [new Frame(["all", "", 0], undefined, 0, total[0], 0, before?.[0], null)];
-    this.deepest = 0;
-    for (let at = 1; at < parent.length; at++) {
-      const above = this.frames[parent[at]], of = functions[at];
-      const frame = new Frame(data.functions[of], of, line[at], total[at], own[at], before?.[at], above);
-      if (above.children === NONE) above.children = [frame];
-      else above.children.push(frame);
-      this.deepest = Math.max(this.deepest, frame.depth);
-      this.frames.push(frame);
+  // Takes the columns: the children of a frame are side by side after it, the heaviest first.
+  read({ functions, frames }) {
+    const columns = unpack(frames), { parent, total } = columns, count = parent.length;
+    Object.assign(this, { functions, columns, made: Array(count), texts: null, isCompared: columns.before !== undefined });
+    const depths = this.depths = new Int32Array(count), starts = this.starts = new Float64Array(count);
+    const first = this.firstBelow = new Int32Array(count), end = this.endBelow = new Int32Array(count);
+    const filled = new Float64Array(count); // up to where children are
+    this.deepest = 0; // depth of the last
+    for (let at = 1; at < count; at++) {
+      const above = parent[at];
+      depths[at] = depths[above] + 1;
+      starts[at] = filled[at] = filled[above];
+      filled[above] += total[at];
+      if (!end[above]) first[above] = at;
+      end[above] = at + 1;
+      this.deepest = Math.max(this.deepest, depths[at]);
     }
-    for (const frame of this.frames) { // parents come before children
-      if (frame.children.length > 1) frame.children.sort((one, other) => other.total - one.total);
-      let x = frame.x;
-      for (const child of frame.children) {
-        child.x = x;
-        x += child.total;
-      }
-    }
+  }
+
+  frame(at) {
+    return this.made[at] ??= new Frame(this, at);
+  }
+
+  get frames() {
+    return Array.from(this.made, (_, at) => this.frame(at));
   }
 
   withPath(path) {
@@ -130,14 +133,19 @@ class FlameGraph {
   // Marks the frames with that text; returns the weight of all that lies in or below them.
   find(text) {
     this.search = text.toLowerCase();
-    const found = this.texts.map((each) => this.search !== "" && each.includes(this.search));
-    let weight = 0;
-    for (const frame of this.frames) {
-      frame.found = Boolean(found[frame.text]);
-      frame.below = Boolean(frame.above && (frame.above.found || frame.above.below));
-      if (frame.found && !frame.below) weight += frame.total;
-    }
+    const { parent, function: functions, total } = this.columns, count = this.made.length;
+    const below = new Uint8Array(count);
+    this.found = new Uint8Array(count);
     this.draw();
+    if (!text) return 0;
+    this.texts ??= this.functions.map(([name, file]) => `${name}\n${file}`.toLowerCase());
+    const isFound = this.texts.map((each) => each.includes(this.search));
+    let weight = 0;
+    for (let at = 1; at < count; at++) {
+      below[at] = this.found[parent[at]] | below[parent[at]];
+      this.found[at] = isFound[functions[at]];
+      if (this.found[at] && !below[at]) weight += total[at];
+    }
     return weight;
   }
 
@@ -165,7 +173,7 @@ class FlameGraph {
       [this.isUp ? "ArrowDown" : "ArrowUp"]: () => this.point(above),
       ArrowLeft: () => this.point(siblings[place - 1] ?? frame),
       ArrowRight: () => this.point(siblings[place + 1] ?? frame),
-      Home: () => this.point(this.frames[this.top]),
+      Home: () => this.point(this.frame(this.top)),
       Enter: () => this.zoom(frame),
       Escape: () => this.zoom(this.zoomed.depth > this.top ? this.zoomed.above : this.zoomed),
     };
@@ -186,7 +194,7 @@ class FlameGraph {
     const box = this.canvas.getBoundingClientRect();
     const x = event.clientX - box.left;
     const depth = this.depthOf(Math.floor((event.clientY - box.top + this.scroller.scrollTop) / ROW));
-    let frame = depth < this.top ? null : this.frames[0];
+    let frame = depth < this.top ? null : this.frame(0);
     while (frame && frame.depth < depth) {
       frame = frame.children.find((child) => {
         const [left, width] = this.place(child, box.width);
@@ -215,7 +223,7 @@ class FlameGraph {
   drawNow() {
     this.canvas.style.height = `${this.scroller.clientHeight}px`;
     const width = this.canvas.clientWidth, height = this.canvas.clientHeight, ratio = devicePixelRatio || 1;
-    if (!width || !this.frames.length) return;
+    if (!width || !this.made.length) return;
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     const context = this.canvas.getContext("2d");
@@ -225,15 +233,15 @@ class FlameGraph {
     this.dimmed = Number(getComputedStyle(this.canvas).getPropertyValue("--dimmed"));
     const row = Math.floor(this.scroller.scrollTop / ROW);
     const [first, last] = [row, row + Math.ceil(height / ROW) + 1].map((each) => this.depthOf(each)).sort((one, other) => one - other);
-    const open = [this.frames[0]];
+    const open = [0];
     while (open.length) {
-      const frame = open.pop();
+      const frame = this.frame(open.pop());
       const [left, room] = this.place(frame, width);
       if (room < 0.4 || frame.depth > last) continue;
       if (frame.depth >= Math.max(first, this.top)) this.drawFrame(context, frame, left, room, this.place(frame, width, frame.own));
-      for (const child of frame.children) {
-        if (child.total * width < 0.4 * this.zoomed.total) break; // the others are lighter
-        open.push(child);
+      for (let at = this.firstBelow[frame.at]; at < this.endBelow[frame.at]; at++) {
+        if (this.columns.total[at] * width < 0.4 * this.zoomed.total) break; // the others are lighter
+        open.push(at);
       }
     }
   }
@@ -242,10 +250,10 @@ class FlameGraph {
   drawFrame(context, frame, left, room, [ownLeft, own]) {
     const top = this.rowOf(frame.depth) * ROW - this.scroller.scrollTop;
     const [hue, saturation, light] = COLOURS[frame.kind];
-    const dim = frame.depth < this.zoomed.depth || (this.search && !frame.found);
+    const isFound = this.found[frame.at], dim = frame.depth < this.zoomed.depth || (this.search && !isFound);
     context.globalAlpha = dim ? this.dimmed : 1;
     const shade = light + (hashText(frame.name) % 5) * 2 - 4;
-    context.fillStyle = frame.found ? "hsl(300 75% 78%)"
+    context.fillStyle = isFound ? "hsl(300 75% 78%)"
       : this.isCompared ? changeColour(frame) : `hsl(${hue} ${saturation} ${shade}%)`;
     context.fillRect(left, top, Math.max(room - (room > 3 ? 1 : 0), 0.5), ROW - 1);
     if (this.isCompared && !frame.before) {

@@ -8,7 +8,7 @@ const callers = new FlameGraph(byId("callers-graph"), byId("callers-scroll"), by
   (path) => zoomedTo(callers, { "zoom.callers": path }), (...frame) => describe(callers, ...frame));
 let zoomedLast = graph; // the one whose frame a button leads to the callers and callees of
 
-const isZoomed = (each) => each.frames.length > 0 && each.zoomed.depth > each.top;
+const isZoomed = (each) => each.made.length > 0 && each.zoomed.depth > each.top;
 
 function zoomedTo(one, changes) {
   zoomedLast = one;
@@ -23,7 +23,7 @@ function fillZoom() {
 }
 
 function zoomOut() {
-  for (const each of isSandwich() ? [callers, graph] : [graph]) each.zoom(each.frames[each.top]);
+  for (const each of isSandwich() ? [callers, graph] : [graph]) each.zoom(each.frame(each.top));
   graph.canvas.focus({ preventScroll: true }); // the button that had it goes
 }
 
@@ -33,7 +33,7 @@ function showFlame(shown) {
   zoomedLast = graph;
   if (isOfFunction) callers.show(shown.callers, state.get("zoom.callers"), { isUp: true, top });
   graph.show(shown, state.get("zoom"), { isUp: Boolean(state.get("up")) && !isOfFunction, top });
-  const count = ({ frames }) => Math.max(0, frames.length - 1 - top).toLocaleString();
+  const count = ({ made }) => Math.max(0, made.length - 1 - top).toLocaleString();
   const name = apart(brief(state.get("function") ?? ""));
   const isOf = isOfFunction ? `What ${name} calls, ` : "";
   byId("graph").setAttribute("aria-label", `${isOf}${count(graph)} frames; the same as a table: Top functions`);
@@ -48,7 +48,7 @@ function showFlame(shown) {
 
 function mark() {
   const text = state.get("q") || "";
-  const found = (each) => share(each.find(text), each.frames[0]?.total);
+  const found = (each) => share(each.find(text), each.columns.total[0]);
   const among = isSandwich() ? `${found(callers)} of callers, ${found(graph)} of callees` : found(graph);
   say(byId("found"), text ? `${among} found` : "");
 }
@@ -59,7 +59,7 @@ function describe(one, frame, isMove = false) {
   const at = byId("frame"), shown = frame ?? one.zoomed;
   at.ariaLive = isMove && document.activeElement === one.canvas ? "polite" : "off";
   if (!shown) return;
-  const whole = one.frames[0].total;
+  const whole = one.frame(0).total;
   const sum = (weight) => amount(weight, unit()) + (whole ? ` (${share(weight, whole)})` : "");
   const texts = [
     brief(shown.name),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -68,7 +70,7 @@ def test_samples_without_any_frame_are_the_root_alone() -> None:
 def test_an_inverted_tree_begins_with_what_ran() -> None:
     weighed = Weighed(WEIGHTS)
     tree = call_tree(weighed.stacks, weighed.weights, inverted=True)
-    assert [(function, total) for parent, function, _, total, _ in nodes(tree) if parent == 0] == [(1, 3), (2, 6)]
+    assert [(function, total) for parent, function, _, total, _ in nodes(tree) if parent == 0] == [(2, 6), (1, 3)]
 
 
 def test_pruning_loses_no_weight() -> None:
@@ -132,6 +134,10 @@ def test_any_tree_is_that_of_counting_one_stack_after_the_other(seed: int, inver
     assert pruned.own.sum() == tree.total[0]
     below = np.bincount(pruned.parent[1:], pruned.total[1:], len(is_small))
     assert (pruned.total == pruned.own + np.where(is_small, 0, below)).all()
+    assert (pruned.parent < np.arange(len(is_small))).all()
+    families = [[node[3] for node in each] for _, each in groupby(nodes(pruned), itemgetter(0))]
+    assert len(families) == len(set(pruned.parent.tolist()))
+    assert all(each == sorted(each, reverse=True) for each in families)
 
 
 def test_the_top_table_begins_with_what_differs_most_and_has_what_is_gone() -> None:
