@@ -75,16 +75,15 @@ class Filter {
   }
 
   show(values, more) {
-    const { list } = this, focused = document.activeElement?.dataset.choice, scrolled = list.scrollTop;
-    list.textContent = "";
-    const chosen = new Set(this.chosen());
-    for (const [name, weight] of values) this.add(name, weight, chosen.has(name), focused);
-    list.scrollTop = scrolled;
+    const focused = document.activeElement?.dataset.choice, chosen = new Set(this.chosen());
+    this.list.textContent = ""; // it stays where it is scrolled to, until it is measured
+    for (const [name, weight] of values) this.add(name, weight, chosen.has(name));
+    [...this.list.querySelectorAll("input")].find((each) => each.dataset.choice === focused)?.focus();
     say(this.rest, more ? `and ${more.toLocaleString()} more` : values.length ? "" : "nothing found");
     this.rest.hidden = !this.rest.textContent;
   }
 
-  add(name, weight, isChosen, focused) {
+  add(name, weight, isChosen) {
     const label = make("label", "", make("li", "", this.list));
     const box = make("input", "", label);
     box.type = "checkbox";
@@ -94,7 +93,6 @@ class Filter {
     box.addEventListener("change", () => this.choose(name, box.checked));
     make("span", brief(name) || "(none)", label).title = clean(name);
     make("span", weight === null ? "" : amount(weight, unit()), label);
-    if (box.dataset.choice === focused) box.focus();
   }
 
   choose(name, isChosen) {

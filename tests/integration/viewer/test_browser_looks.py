@@ -16,6 +16,7 @@ from viewer_page import (
     IN_BROWSER,
     SCREENS,
     START_NS,
+    act,
     broken_rules,
     colour_parts,
     contrast,
@@ -213,3 +214,16 @@ def test_a_finger_zooms_and_selects_on_a_phone(page: Page, address: str) -> None
     page.touch((left + 2, top + height / 2), (left + width * 0.45, top + height / 2))
     page.wait("state.has('since') && document.querySelector('main').getAttribute('aria-busy') === 'false'")
     assert "billing.pay" not in names_in(page)
+
+
+def test_a_long_table_goes_on_when_its_end_comes_near(page: Page, tmp_path: Path) -> None:
+    source = tmp_path / "logs.jsonl"
+    source.write_text("".join(sample_line(f"shop.step_{number}(/srv/shop.py:1)") for number in range(150)))
+    with shown_on(page, source) as address:
+        page.open(f"{address}#view=top")
+        rows = "document.querySelectorAll('#top tbody tr').length"
+        assert page.value(rows) == 100
+        page.value("scrollTo(0, document.body.scrollHeight)")
+        page.wait(f"{rows} === 150")
+        act(page, "show()")  # as new data does: the reader stays where he is
+        assert page.value(rows) == 150
