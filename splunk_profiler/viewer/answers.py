@@ -360,14 +360,12 @@ def _round(number: float) -> int:
 
 def _shown(recording: Recording, found: Sequence[TopRow], search: str, *, is_compared: bool) -> dict[str, Any]:
     """Return the first rows whose function or file has the text, and how many there are."""
-    sought = search.casefold()
+    if sought := search.casefold():
+        functions = recording.functions
+        found = [row for row in found if any(sought in text.casefold() for text in functions[row.function][:2])]
     rows = []
-    matches = 0
-    for row in found:
+    for row in found[:_MAX_ROWS]:
         name, file, kind = recording.functions[row.function]
-        if sought in name.casefold() or sought in file.casefold():
-            matches += 1
-            if matches <= _MAX_ROWS:
-                sums = row.own, row.total, *((row.own_before, row.total_before) if is_compared else ())
-                rows.append([name, file, row.line, _KINDS.get(kind, 0), *map(_round, sums)])
-    return {"functions": matches, "rows": rows}
+        sums = row.own, row.total, *((row.own_before, row.total_before) if is_compared else ())
+        rows.append([name, file, row.line, _KINDS.get(kind, 0), *map(_round, sums)])
+    return {"functions": len(found), "rows": rows}

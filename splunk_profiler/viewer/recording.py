@@ -35,7 +35,7 @@ OTHER = "(other)"
 _MAX_SERIES = 8
 _MAX_VALUES = 100  # of a facet
 _MAX_LABELS = 20  # that are shown as facets
-_MAX_TRACES = 200  # of each part of a source, that are shown
+_MAX_TRACES = 200  # of each part of a source, and of these, that are shown
 _ROWS_AT_ONCE = 500_000
 _KEPT_WEIGHTS = 4  # of the last selections and what they are compared with
 _OF_SPANS = frozenset({TRACE, SPAN_ID})
@@ -197,7 +197,8 @@ class Recording:
             names: of the facets; None for all that are shown.
             search: only values that have this text, without regard to case.
 
-        Of a source in several parts a trace has its weight in those where it is one of the heaviest two hundred.
+        Of a source in several parts a trace has its weight in those where it is one of the heaviest two hundred, of
+        the part and then of all parts.
 
         Raises:
             ValueError: there is no such facet.
@@ -320,9 +321,9 @@ class Recording:
         return Counter({name: weight for name, weight in found if search in name.casefold()})
 
     def _sum_traces(self, selection: Selection, step_ns: int = 0, search: str = "") -> tuple[Counter[str], int]:
-        """Return the weights of the heaviest traces of each part, and how many others the parts have."""
-        weights: dict[bytes, float] = {}
-        others = 0
+        """Return the weights of the heaviest traces of each part, and of these, and how many others the parts have."""
+        parts = [(np.zeros(0, "S1"), np.zeros(0))]
+        count = 0
         for columns, rows in self._rows(selection, step_ns):
             spans = columns.spans
             by_span = np.bincount(columns.span[rows], columns.weights[selection.value][rows], len(spans.ids))
@@ -330,12 +331,13 @@ class Recording:
             if search:
                 sums[np.char.find(spans.traces, search.encode(errors="replace")) < 0] = 0
             found = np.flatnonzero(sums)
-            if len(found) > _MAX_TRACES:
-                others += len(found) - _MAX_TRACES
-                found = found[np.argpartition(-sums[found], _MAX_TRACES)[:_MAX_TRACES]]
-            for trace, weight in zip(spans.traces[found].tolist(), sums[found].tolist(), strict=True):
-                weights[trace] = weights.get(trace, 0) + weight
-        return Counter({trace.decode(): weight for trace, weight in weights.items()}), others
+            count += len(found)
+            parts.append(_heaviest(spans.traces[found], sums[found]))
+        traces, sums = _heaviest(*map(np.concatenate, zip(*parts, strict=True)))
+        weights = Counter[str]()
+        for trace, weight in zip(traces.tolist(), sums.tolist(), strict=True):
+            weights[trace.decode()] += weight
+        return weights, count - len(traces)
 
     def _ranks(self, columns: Columns, rows: slice | Numbers, facet: str, names: Sequence[str]) -> Numbers:
         """Return for each of some samples the place of its value among `names`; their number for others."""
@@ -376,6 +378,14 @@ class Recording:
         for name in names:
             if name not in FACETS and name != TRACE and not name.startswith(LABEL):
                 raise ValueError(f"there is no facet {name}")
+
+
+def _heaviest(traces: Numbers, sums: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the heaviest of some traces, and their weights."""
+    if len(sums) <= _MAX_TRACES:
+        return traces, sums
+    places = np.argpartition(-sums, _MAX_TRACES)[:_MAX_TRACES]
+    return traces[places], sums[places]
 
 
 def _joined(pairs: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
