@@ -73,7 +73,7 @@ class Stacks:
             inverted: up to that call in place of it.
         """
         table = self.built()
-        places, starts, ends = table.parts_of(function, inverted)
+        places, starts, ends = table.parts_of(function, inverted, weights != 0)
         used = np.flatnonzero(weights[places])
         lengths, weight = (ends - starts)[used], weights[places[used]].astype(np.int64)
         new_starts = np.cumsum(np.append(0, lengths))
@@ -159,16 +159,18 @@ class BuiltStacks:
         functions = self.functions[self.starts[place] : self.starts[place + 1]]
         return functions[::-1] if inverted else functions
 
-    def parts_of(self, function: int | None, inverted: bool) -> tuple[Numbers, Numbers, Numbers]:
+    def parts_of(self, function: int | None, inverted: bool, used: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """Return places of stacks, and where a part of each begins and ends.
 
         Args:
-            function: the part from its outermost call on, of stacks that have it; None for all of each stack.
+            function: the part from its outermost call on, of `used` stacks that have it; None for all of each stack.
             inverted: up to that call in place of it.
+            used: True for each stack that is wanted.
         """
         if function is None:
             return np.arange(len(self)), self.starts[:-1], self.starts[1:]
         at = np.flatnonzero(self.functions == function)
+        at = at[used[self.stack_of[at]]]
         places, first = np.unique(self.stack_of[at], return_index=True)
         outermost = at[first]
         return (
@@ -194,18 +196,19 @@ class BuiltStacks:
             Their order, and how many functions each has in common with the one before.
         """
         order = np.arange(len(length))
-        group = np.zeros(len(length), np.int64)
         common = np.full(len(length), -1)
         step = -1 if inverted else 1
         functions = self.functions if len(self.functions) else np.full(1, -1)  # `take` clips to no end of nothing
+        places, group = np.arange(len(length)), np.zeros(len(length), np.int64)  # in the order, of those that are alike
         for depth in range(int(length.max(initial=0)) + 1):
-            function = np.where(length > depth, functions.take(position + step * depth, mode="clip"), -1)
+            part = order[places]
+            function = np.where(length[part] > depth, functions.take(position[part] + step * depth, mode="clip"), -1)
             keys = group * (self.function_count + 1) + function + 1
             by_key = np.argsort(keys, kind="stable")
+            order[places] = part[by_key]
             changes = np.diff(keys[by_key], prepend=-1) != 0
-            common[changes & (common < 0)] = depth
+            common[places[changes & (common[places] < 0)]] = depth
             group = np.cumsum(changes) - 1
-            order, length, position = order[by_key], length[by_key], position[by_key]
-            if changes.all():
-                break
-        return order, np.where(common < 0, length, common)
+            is_alike = (np.bincount(group) > 1)[group] & (function[by_key] >= 0)
+            places, group = places[is_alike], group[is_alike]
+        return order, np.where(common < 0, length[order], common)

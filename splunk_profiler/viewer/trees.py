@@ -107,7 +107,7 @@ def call_tree(
 def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, function: int | None) -> _Parts:
     """Return the stacks that have any weight, or parts of them."""
     table = stacks.built()
-    places, starts, ends = table.parts_of(function, inverted)
+    places, starts, ends = table.parts_of(function, inverted, (weights != 0) | (before != 0))
     length, position = ends - starts, ends - 1 if inverted else starts
     order, common = table.order(inverted) if function is None else table.sort(position, length, inverted)
     weight, before = weights[places[order]], before[places[order]]
