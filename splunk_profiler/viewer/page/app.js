@@ -117,10 +117,9 @@ function fillView(name) {
   byId("flame").hidden = name === null || name === "top" || name === "source";
 }
 
-function fillShown([shown, top, trace]) {
+function fillShown([shown, trace]) {
   fillView(view());
   fillTrace(trace);
-  if (top) fillGone(top);
   say(byId("total"), amount(shown.total, unit()));
   if (view() === "top") fillTop(shown);
   else if (view() === "source") fillSource(shown);
@@ -172,10 +171,11 @@ async function showAll(question) {
     return true;
   }
   // Parts that move what is below them come together, and at first all do, also if one of them fails.
-  const shown = Promise.all([askShown(), askGone(), view() === "trace" ? askTrace() : null]);
-  const facets = ask("facets");
+  const shown = Promise.all([askShown(), view() === "trace" ? askTrace() : null]);
+  const gone = askGone(), facets = ask("facets");
   const parts = [
     [shown, (content) => { fillShown(content); keepFocus(focused); }],
+    [Promise.allSettled([shown, gone]).then(() => gone), (content) => { if (content) fillGone(content); }],
     [Promise.allSettled([shown, facets]).then(() => facets), fillFacets],
     [ask("timeline", new URLSearchParams({ facet: state.get("by") || "service" })), fillTimeline],
   ];

@@ -79,7 +79,7 @@ function fillSource(shown) {
 // Says how many functions only the baseline has; they are in the table alone, since the graph is of what there is.
 function fillGone({ gone }) {
   const [count, weight] = gone ?? [0, 0], button = byId("gone");
-  button.hidden = !count;
+  button.classList.toggle("none", !count);
   say(button, `${count.toLocaleString()} ${count === 1 ? "function" : "functions"} gone, ${amount(weight, unit())}`);
   button.setAttribute("aria-pressed", String(view() === "top" && state.has("gone")));
 }
