@@ -47,7 +47,7 @@ static struct {
     PyInterpreterState *_Atomic interp;
     atomic_llong mean_bytes;
     _Atomic uint64_t random; /* state of the generator, never 0 */
-    atomic_ulong period;     /* a new mean, or another ticker: distances from before are drawn again */
+    atomic_ulong period;     /* of one ticker: distances from before are drawn again */
 } sampling;
 
 THREAD_DISTANCE _Thread_local allocation_distance thread_distance;
@@ -232,13 +232,11 @@ bool allocations_start(ticker_state *ticker, int64_t sample_bytes, bool tracks_l
     return true;
 }
 
-/* The next distance of each thread begins anew: an exponential distance may do so at any time. */
+/* Distances that have begun end as they were drawn: begun anew where they end, what they have counted would be lost. */
 void allocations_set_sample_bytes(ticker_state *ticker, int64_t sample_bytes)
 {
     if (atomic_load(&sampling.ticker) == ticker) {
         atomic_store(&sampling.mean_bytes, sample_bytes);
-        atomic_fetch_add(&sampling.period, 1);
-        (void)start_distance((double)sample_bytes, 0.0);
     }
 }
 

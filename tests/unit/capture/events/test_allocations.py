@@ -59,6 +59,30 @@ def test_samples_of_equal_sizes_tell_count_and_bytes_within_3_percent() -> None:
     assert sum(each.object_count for each in found) == pytest.approx(40_000, rel=0.03)
 
 
+def test_bytes_of_all_threads_add_up_while_the_mean_distance_changes() -> None:
+    turn, rounds, sizes = threading.Barrier(9), 200, [500] * 20
+
+    def work() -> None:
+        for _ in range(rounds):
+            turn.wait()
+            churn(sizes)
+            turn.wait()
+
+    with sampling(2_000) as drained:
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(turn.parties - 1)]
+        for each in threads:
+            each.start()
+        for number in range(rounds):
+            drained.ticker.set_sample_bytes(2_000 + number % 2 * 200)
+            turn.wait()
+            turn.wait()
+            drained.drain()
+        for each in threads:
+            each.join()
+    wanted = len(threads) * rounds * sum(sys.getsizeof(b"") + size for size in sizes)
+    assert sum(each.byte_count for each in drained.of("churn")) == pytest.approx(wanted, rel=0.06)
+
+
 def test_sample_has_the_thread_stack_context_and_labels_of_its_allocation() -> None:
     def work() -> None:
         context.set("span")
