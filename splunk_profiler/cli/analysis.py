@@ -16,6 +16,7 @@ from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.memory_profiles import MemoryProfiles
 from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.code_origin.paths import is_library
+from splunk_profiler.otel.runtime_id import RUNTIME_ID
 from splunk_profiler.viewer.dumps import Call, Dump, parse
 from splunk_profiler.viewer.model import UNKNOWN_SPAN, SpanKey
 from splunk_profiler.viewer.otlp_files import (
@@ -215,7 +216,9 @@ class Analysis:
         """Count the records of an entry of ``resourceLogs``; the spans must have been counted before."""
         described = attributes(resource.get("resource", {}))
         service = str(described.get("service.name", "unknown service"))
-        process = f"{service} {described.get('host.name', '')} {described.get('process.pid', '')}"
+        # In containers all processes may have the id 1, and a name of the host that others have too.
+        fallback = f"{service} {described.get('host.name', '')} {described.get('process.pid', '')}"
+        process = str(described.get(RUNTIME_ID) or fallback)
         for scope in resource.get("scopeLogs", ()):
             records = scope.get("logRecords", ())
             if scope.get("scope", {}).get("name") != PROFILE_SCOPE:

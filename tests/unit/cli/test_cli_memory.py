@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 from profile_factory import origin_in_shop
 
@@ -35,6 +36,18 @@ def profile(second: int, allocated: dict[Frame, int], in_use: dict[Frame, int]) 
     return body(part).decode()
 
 
+def logs(body: str, resource: dict[str, str]) -> dict[str, Any]:
+    """Return a profile of allocations, with attributes of its process, as an entry of OTLP/JSON."""
+
+    def described(attributes: dict[str, str]) -> list[dict[str, Any]]:
+        return [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
+
+    of_record = {"profiling.data.type": "allocation", "profiling.data.format": "pprof-gzip-base64"}
+    record = {"body": {"stringValue": body}, "attributes": described(of_record)}
+    scope = {"scope": {"name": "otel.profiling"}, "logRecords": [record]}
+    return {"resource": {"attributes": described(resource)}, "scopeLogs": [scope]}
+
+
 def test_line_that_grew_most_comes_first_with_all_processes_added() -> None:
     memory = MemoryProfiles()
     late = profile(3, {FILL: 5 * MIB, SEARCH: 90 * MIB}, {FILL: 7 * MIB, SEARCH: 9 * MIB})
@@ -48,6 +61,16 @@ def test_line_that_grew_most_comes_first_with_all_processes_added() -> None:
         ("shop.app.search", 90 * MIB, 9 * MIB, 0),
     ]
     assert memory.records == 4
+
+
+def test_processes_of_containers_are_told_apart_by_runtime_id() -> None:
+    analysis = Analysis([])
+    for second, pod, in_use in [(1, "a", 50), (2, "b", 10), (3, "a", 90), (4, "b", 10)]:
+        analysis.add_logs(logs(profile(second, {}, {FILL: in_use * MIB}), {"process.pid": "1", "runtime-id": pod}))
+    for second, pid, in_use in [(1, "7", 1), (2, "8", 4), (3, "7", 3)]:
+        analysis.add_logs(logs(profile(second, {}, {FILL: in_use * MIB}), {"process.pid": pid}))
+    (line,) = analysis.memory.lines()
+    assert (line.in_use, line.grown) == ((90 + 10 + 3 + 4) * MIB, (40 + 2) * MIB)
 
 
 def test_parts_of_one_profile_are_added_up() -> None:
