@@ -86,20 +86,26 @@ class RecordDecoder:
     def __init__(self) -> None:
         self._pending = b""
         self._position = 0  # in the stream, of the pending bytes
+        self._last_position = 0  # of the record yielded last
         self._has_header = False
         self._error: str | None = None  # nothing after it is read or kept
 
     @property
     def pending_bytes(self) -> int:
         """Number of bytes of a record that is not complete yet."""
-        return len(self._pending)
+        return len(self._pending) if self._error is None else 0
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise `StreamError` for the record yielded last. Nothing after it is read."""
+        self._error = f"byte {self._last_position}: {why}"
+        raise StreamError(self._error) from None
 
     def feed(self, data: bytes) -> Iterator[Record]:
         """Yield the records that `data` completes."""
-        data = self._pending + data
-        start = 0
         if self._error is not None:
             raise StreamError(self._error)
+        data = self._pending + data
+        start = 0
         try:
             while len(data) - start >= len(HEADER):
                 position = self._position + start
@@ -116,13 +122,13 @@ class RecordDecoder:
                 if end > len(data):
                     return
                 record = self._decode(data, start + _PREFIX.size, end, number, position)
-                start = end
+                start, self._last_position = end, position
                 yield record
         except StreamError as error:
-            start, self._error = len(data), str(error)
+            self._error = str(error)
             raise
         finally:
-            self._pending, self._position = data[start:], self._position + start
+            self._pending, self._position = b"" if self._error else data[start:], self._position + start
 
     def _check_header(self, found: bytes, position: int) -> None:
         if not found.startswith(_MAGIC):

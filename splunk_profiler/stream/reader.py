@@ -33,6 +33,7 @@ Labels = tuple[tuple[str, str], ...]
 _T = TypeVar("_T")
 _MAX_MEMORY_BYTES = 128 << 20  # of all kinds; 33 threads with stacks of 43 frames take less than 1 MiB
 _MAX_SHARED_BYTES = 16 << 20
+_MAX_NS = (1 << 63) - 1  # of pprof
 _DEFINITION_BYTES = 128  # beside its texts and references
 
 
@@ -134,7 +135,7 @@ class StreamReader:
             try:
                 item = _READ[type(record)](self, record)
             except StreamError as error:
-                raise StreamError(f"{type(record).__name__}: {error}") from None
+                self._decoder.refuse(f"{type(record).__name__}: {error}")
             if item is None:
                 continue
             if isinstance(record, records.TRIMMING):
@@ -199,6 +200,8 @@ class StreamReader:
     def _read_snapshot(self, record: records.SnapshotRecord) -> CapturedSnapshot:
         if record.scope > FOCUSED:
             raise StreamError(f"the unknown scope {record.scope}")
+        if max(record[2:7]) > _MAX_NS:
+            raise StreamError(f"a time of {max(record[2:7])} ns")
         return CapturedSnapshot(
             *record[:7],
             record.scope == FOCUSED,

@@ -139,7 +139,7 @@ def test_snapshot_has_the_values_that_its_numbers_stand_for(fed: Fed) -> None:
 def test_scope_says_whether_a_snapshot_is_focused_or_complete(fed: Fed) -> None:
     found = fed.feed(snapshot(scope=CHANGES), snapshot(scope=COMPLETE), snapshot(scope=FOCUSED))
     assert [(one.is_focused, one.is_complete) for one in found] == [(False, False), (False, True), (True, False)]
-    with pytest.raises(StreamError, match=r"^SnapshotRecord: the unknown scope 3$"):
+    with pytest.raises(StreamError, match=r": SnapshotRecord: the unknown scope 3$"):
         fed.feed(snapshot(scope=3))
 
 
@@ -268,26 +268,41 @@ def test_equal_texts_of_frames_are_one_object_and_safe_to_print(fed: Fed) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"a"', "[" * 100_000, '{"a":' * 100_000, "{} {}", "\0"])
-def test_field_that_is_no_json_object_is_refused(fed: Fed, text: str) -> None:
+def test_field_that_is_no_json_object_is_refused(text: str) -> None:
     for record in (START._replace(settings=text), ResourceRecord(0, text, ""), event(text=text)):
-        with pytest.raises(StreamError, match=f"^{type(record).__name__}: a field is no JSON object$"):
-            fed.feed(record)
+        with pytest.raises(StreamError, match=f": {type(record).__name__}: a field is no JSON object$"):
+            Fed(record)
 
 
 @pytest.mark.parametrize("text", ['{"a":[]}', '{"a":{}}', '{"a":null}', '{"a":1.5}'])
 def test_event_label_that_is_neither_text_nor_number_is_refused(fed: Fed, text: str) -> None:
-    with pytest.raises(StreamError, match=r"^EventRecord: "):
+    with pytest.raises(StreamError, match=r"^byte \d+: EventRecord: "):
         fed.feed(event(text=text))
 
 
 def test_labels_with_a_name_without_a_value_are_refused() -> None:
-    with pytest.raises(StreamError, match=r"^LabelsRecord: a name has no value$"):
+    with pytest.raises(StreamError, match=r"^byte 8: LabelsRecord: a name has no value$"):
         Fed(LabelsRecord(1, ["a", "b", "c"]))
 
 
 def test_event_kind_with_an_unknown_type_of_data_is_refused() -> None:
-    with pytest.raises(StreamError, match=r"^EventKindRecord: 'heat' is no type of data$"):
+    with pytest.raises(StreamError, match=r"^byte 8: EventKindRecord: 'heat' is no type of data$"):
         Fed(KIND._replace(data_type="heat"))
+
+
+@pytest.mark.parametrize("field", ["latency_ns", "period_ns", "since_previous_ns", "process_cpu_ns", "gil_wait_ns"])
+def test_times_that_profiles_cannot_have_are_refused(fed: Fed, field: str) -> None:
+    fed.feed(snapshot()._replace(**{field: (1 << 63) - 1}))
+    with pytest.raises(StreamError, match=f": SnapshotRecord: a time of {1 << 63} ns$"):
+        fed.feed(snapshot()._replace(**{field: 1 << 63}))
+
+
+def test_refused_record_is_named_by_its_byte_and_the_last_one_that_is_read() -> None:
+    reader, good, bad = StreamReader(), encode(START), encode(StackRecord(2, 0, [7]))
+    for data in (HEADER + good + bad + good, good):
+        with pytest.raises(StreamError, match=f"^byte {len(HEADER + good)}: StackRecord: frame 7 is not defined$"):
+            [*reader.feed(data)]
+        assert reader.pending_bytes == 0
 
 
 def test_stream_that_cannot_be_read_keeps_nothing_of_what_comes_after(fed: Fed) -> None:
