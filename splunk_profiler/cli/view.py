@@ -248,7 +248,7 @@ def save_store(source: str, path: Path) -> Source:
     files.refresh()
     writer = StoreWriter(path)
     try:
-        writer.add(files.recording)
+        writer.add(files.recording, files.unread)
     finally:
         writer.close()
     return files

@@ -85,14 +85,14 @@ class StoreWriter:
                 "INSERT INTO requests (received_ns, is_traces, line) VALUES (?, ?, ?)", (received_ns, is_traces, line)
             )
 
-    def add(self, recording: Recording) -> None:
-        """Add all samples and spans of a recording.
+    def add(self, recording: Recording, unread: int = 0) -> None:
+        """Add all samples and spans of a recording, of which `unread` records could not be read.
 
         Raises:
             SourceError: they could not be written; the store is as before.
         """
         with explained(self.path), transaction(self._keeping):
-            self._add(recording)
+            self._add(recording, unread)
 
     def keep_up(self, now_ns: int, *, hold_ns: int = _HOLD_NS) -> None:
         """Make parts of the requests that have waited for `hold_ns`, join and sum up parts, and delete old ones.
@@ -137,9 +137,7 @@ class StoreWriter:
         reader.name_spans(later.span_names)
         reader.name_spans(read_span_names(self._keeping, reader.nameless()))
         with transaction(self._keeping):
-            self._add(reader.recording)
-            if reader.unread:
-                self._keeping.execute("INSERT INTO unread VALUES (?)", (reader.unread,))
+            self._add(reader.recording, reader.unread)
             self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(place,) for place in batch])
         return len(batch) < len(due)
 
@@ -148,7 +146,7 @@ class StoreWriter:
             for (line,) in self._keeping.execute("SELECT line FROM requests WHERE id = ?", (place,)):
                 yield zlib.decompress(line)
 
-    def _add(self, recording: Recording) -> None:
+    def _add(self, recording: Recording, unread: int) -> None:
         functions = [self._place("functions", list(function)) for function in recording.functions]
         stacks = self._stack_places(recording, np.array(functions, np.int32))
         facets = np.array([self._place("facets", list(each)) for each in recording.facets], np.int32)
@@ -162,6 +160,8 @@ class StoreWriter:
             [(_json(name), _json(unit)) for name, unit in recording.units.items() if name in recording.values],
         )
         add_spans(self._keeping, recording.spans)
+        if unread:
+            self._keeping.execute("INSERT INTO unread VALUES (?)", (unread,))
 
     def _stack_places(self, recording: Recording, functions: Numbers) -> Numbers:
         places = []

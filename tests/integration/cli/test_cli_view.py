@@ -61,6 +61,14 @@ def test_what_is_missing_in_what_was_saved_is_said(tmp_path: Path, option: str) 
     assert ended.stderr == "1,200 records could not be read.\n"
 
 
+def test_a_store_keeps_how_much_of_its_sources_was_not_read(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line() + "not JSON\n" * 7, "utf-8")
+    splunk_profiler("view", tmp_path, "--store", tmp_path / "store.db")
+    splunk_profiler("view", tmp_path / "logs.jsonl", "--store", tmp_path / "store.db")
+    ended = splunk_profiler("view", tmp_path / "store.db", "--html", tmp_path / "page.html")
+    assert (ended.returncode, ended.stderr) == (0, "14 records could not be read.\n")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "is_shown"),
     [
