@@ -13,7 +13,8 @@ def run_pprof(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         ["go", "tool", "pprof", *arguments],
         cwd=folder,
-        env={**os.environ, "GOTOOLCHAIN": "local", "PPROF_TMPDIR": str(folder)},
+        # Without C the tool is compiled a fifth faster.
+        env={**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "PPROF_TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=300,

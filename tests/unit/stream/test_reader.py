@@ -292,9 +292,10 @@ def test_event_kind_with_an_unknown_type_of_data_is_refused() -> None:
 
 @pytest.mark.parametrize("field", ["latency_ns", "period_ns", "since_previous_ns", "process_cpu_ns", "gil_wait_ns"])
 def test_times_that_profiles_cannot_have_are_refused(fed: Fed, field: str) -> None:
-    fed.feed(snapshot()._replace(**{field: (1 << 63) - 1}))
+    made: Any = snapshot()
+    fed.feed(made._replace(**{field: (1 << 63) - 1}))
     with pytest.raises(StreamError, match=f": SnapshotRecord: a time of {1 << 63} ns$"):
-        fed.feed(snapshot()._replace(**{field: 1 << 63}))
+        fed.feed(made._replace(**{field: 1 << 63}))
 
 
 def test_refused_record_is_named_by_its_byte_and_the_last_one_that_is_read() -> None:
