@@ -22,8 +22,9 @@ def draw(console: Terminal, memory: MemoryProfiles, *, top: int) -> None:
     if in_use:
         title = "Memory in use at the end, by the line that allocated it: what grew most comes first"
         tables.print_section(console, title, _table(in_use[:top]))
-    lines.sort(key=lambda line: -line.allocated)
-    tables.print_section(console, "Lines that allocated most", _table(lines[:top]))
+    if lines:
+        lines.sort(key=lambda line: -line.allocated)
+        tables.print_section(console, "Lines that allocated most", _table(lines[:top]))
 
 
 def to_dict(memory: MemoryProfiles) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class Aggregator:
         endpoint_of: returns the current name of a local root by its span id, or an empty text.
         take_idle_repeats: called at the end of a period; returns further repeats of its samples. The next
             snapshot samples all threads again.
-        live_samples: called at the end of a period; returns events that have lasted until then. Then there is a
-            profile of each period.
+        live_samples: called at the end of a period; returns events that have lasted until then. Each period has a
+            profile then, an empty one where nothing has: a reader would take the one before it for the last.
         kinds: kinds of events; every profile of their data type has values for them.
     """
 
@@ -157,16 +157,15 @@ class Aggregator:
             self._deliver((profile,))
 
     def _profiles(self, window: Window) -> Iterator[Profile]:
-        """Yield a profile for each data type that has aggregates."""
-        aggregates_by_type: dict[DataType, list[Aggregate]] = {DataType.CPU: []}
+        """Yield a profile for each data type that has aggregates, and of memory in use, where that is counted."""
+        aggregates_by_type: dict[DataType, list[Aggregate]] = {DataType.CPU: [], DataType.ALLOCATION: []}
         period_ns = window.average_period_ns
         for number, (key, bucket) in enumerate(window.buckets(), 1):
             if number % _YIELD_EVERY == 0:
                 yield_gil()
             kind = None if key.event is None else key.event.kind
             every_ns = bucket.period_ns // bucket.count if kind is None else None
-            data_type = DataType.CPU if kind is None else kind.data_type
-            aggregates_by_type.setdefault(data_type, []).append(
+            aggregates_by_type[DataType.CPU if kind is None else kind.data_type].append(
                 Aggregate(
                     key.stack,
                     (*_time_labels(bucket.first_ns, every_ns), *self._labels(key)),
@@ -186,7 +185,7 @@ class Aggregator:
             if unattributed.wall_ns or unattributed.cpu_ns
         ]
         for data_type, aggregates in aggregates_by_type.items():
-            if aggregates:
+            if aggregates or (window.live is not None and data_type is DataType.ALLOCATION):
                 yield Profile(
                     window.time_ns,
                     max(window.ended_ns - window.began_ns, 0),

@@ -19,6 +19,7 @@ from splunk_profiler.model import (
     UnattributedTime,
 )
 from splunk_profiler.pipeline.aggregator import Aggregator
+from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 
 Deliver = Callable[[tuple[Any, ...]], None]  # takes records, all samples or all profiles; returns at once
@@ -94,7 +95,7 @@ class ProfilePipeline:
         self._continuous = make_aggregator(take_idle_repeats=source.take_idle_repeats)
         self._traces = make_aggregator(source=InstrumentationSource.SNAPSHOT)
         # With room of its own: allocations have many spans.
-        self._allocations = make_aggregator(live_samples=source.live_samples)
+        self._allocations = make_aggregator(live_samples=source.live_samples if LIVE_HEAP in kinds else None)
 
     def take(self, snapshot: Snapshot) -> None:
         """Add the snapshot to the profile of its source or subject."""

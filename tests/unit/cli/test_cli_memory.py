@@ -94,3 +94,12 @@ def test_report_shows_lines_with_their_place() -> None:
     assert "9.0 GiB" in text
     lines = to_dict(analysis, Path("profiles"))["memory"]["lines"]
     assert (lines[0]["function"], lines[0]["in_use_bytes"]) == ("shop.cache.fill", 2 * MIB)
+
+
+def test_report_of_empty_heaps_has_no_tables_of_memory() -> None:
+    analysis = Analysis([])
+    analysis.memory.add(profile(1, {}, {}), "shop")
+    output = io.StringIO()
+    draw(analysis, Path("profiles"), console=Terminal(file=output, width=120))
+    assert "emory" not in output.getvalue()
+    assert "allocated" not in output.getvalue()

@@ -89,8 +89,12 @@ def test_each_period_has_what_is_in_use_at_its_end() -> None:
     found = [
         {one.kind.name: one.event_amount for one in profile.aggregates if one.kind is not None} for profile in profiles
     ]
-    assert found == [{"allocation": 100, "live heap": 100}, {"live heap": 100}]
-    assert [(profile.time_ns, profile.duration_ns) for profile in profiles] == [(1_000, 10), (1_010, 15)]
+    assert found == [{"allocation": 100, "live heap": 100}, {"live heap": 100}, {}, {}]
+    assert [(profile.time_ns, profile.duration_ns) for profile in profiles] == [
+        *((1_000, 10), (1_010, 15)),
+        *((1_025, 15), (1_040, 0)),
+    ]
+    assert {profile.kinds for profile in profiles} == {(KIND, LIVE_HEAP)}
 
 
 def test_a_block_in_use_keeps_its_stack_in_a_full_profile() -> None:

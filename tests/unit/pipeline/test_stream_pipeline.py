@@ -10,7 +10,8 @@ import pytest
 from recorded_stream import LABELS, PERIODS, SPAN, Recorded, record_ends, record_run
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
-from splunk_profiler.model import InstrumentationSource, Profile, Sample
+from splunk_profiler.model import DataType, EventKind, InstrumentationSource, Profile, Sample
+from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, RecordPipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPipeline
 from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, CapturesLost
@@ -28,6 +29,7 @@ class Piped:
 
     sends_profiles: bool = True
     tracing_stacks_only: bool = False
+    kinds: tuple[EventKind, ...] = (GC_KIND,)
     records: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -40,7 +42,7 @@ class Piped:
 
     def _make_records(self, pipeline: StreamPipeline) -> RecordPipeline:
         if self.sends_profiles:
-            return ProfilePipeline(self.records.extend, HOUR_NS, (GC_KIND,), pipeline)
+            return ProfilePipeline(self.records.extend, HOUR_NS, self.kinds, pipeline)
         return SamplePipeline(self.records.extend)
 
     def feed(self, data: bytes) -> list[Any]:
@@ -137,6 +139,12 @@ def test_selected_trace_event_and_last_endpoint_are_in_the_profiles(recorded: Re
     assert f"{SPAN.trace_id:032x}" in map(str, labels.values())
     events = [one for profile in profiles for one in profile.aggregates if one.kind is not None]
     assert [(one.event_count, one.event_amount) for one in events] == [(3, 4_000_000)]
+
+
+def test_an_empty_heap_has_a_profile_where_memory_is_followed(recorded: Recorded) -> None:
+    for kinds, expected in [((GC_KIND,), []), ((GC_KIND, LIVE_HEAP), [()])]:
+        profiles = Piped(kinds=kinds).feed(recorded.data)
+        assert [each.aggregates for each in profiles if each.data_type is DataType.ALLOCATION] == expected
 
 
 def test_without_samples_outside_of_spans_only_the_held_thread_is_left(recorded: Recorded) -> None:
