@@ -90,7 +90,10 @@ def _load_profiler() -> ProcessProfiler | None:
     if FORK_GATE.has_locked_imports():
         return None
     with FORK_GATE:
-        from splunk_profiler.lifecycle import process  # noqa: PLC0415  # loaded on use
+        from splunk_profiler.system.threads import ShortTurns  # noqa: PLC0415  # loaded on use
+
+        with ShortTurns():
+            from splunk_profiler.lifecycle import process  # noqa: PLC0415  # loaded on use
 
     profiler: ProcessProfiler | None = getattr(process, "PROCESS_PROFILER", None)
     return profiler

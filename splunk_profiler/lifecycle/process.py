@@ -24,7 +24,14 @@ from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
 from splunk_profiler.system.guard import Guard, OnceLog, logger
-from splunk_profiler.system.threads import WakeEvent, Worker, delaying_forks, is_profiler_thread, prepare_fork
+from splunk_profiler.system.threads import (
+    ShortTurns,
+    WakeEvent,
+    Worker,
+    delaying_forks,
+    is_profiler_thread,
+    prepare_fork,
+)
 
 if TYPE_CHECKING:
     from splunk_profiler.otel.runtime_id import RuntimeId
@@ -101,7 +108,7 @@ class ProcessProfiler:
             Worker("caller", lambda: calls.run(function, timeout_s)).start()
 
     def _start(self, config: Config | None) -> None:
-        with self._guard.catching(), FORK_GATE:
+        with self._guard.catching(), FORK_GATE, ShortTurns():  # it loads most of the profiler
             self._stop_unfinished(0)
             self._restart_in_child()
             resolved = self._resolve_settings(config)

@@ -183,7 +183,7 @@ def forking(ledger: Ledger, seconds: float) -> None:
         compute(seconds / 2)
         splunk_profiler.stop()
         os._exit(0)
-    compute(seconds / 2, time.thread_time)  # so much that the end of the start, which is sampled too, is little beside it
+    compute(seconds / 2, time.thread_time)  # beside so much, the end of the start, which is sampled too, is little
     ledger.facts["child"] = [child, os.waitpid(child, 0)[1]]
 
 

@@ -104,6 +104,20 @@ def test_on_starts_one_profiler_however_often_it_is_started() -> None:
     _run(code, SPLUNK_PROFILER_ENABLED="true")
 
 
+def test_threads_take_short_turns_while_the_profiler_is_loaded() -> None:
+    code = (
+        "import sys, splunk_profiler as p\nturns = {}\nclass Finder:\n"
+        "    def find_spec(name, *_):\n"
+        "        turns[name] = sys.getswitchinterval()\n"
+        "sys.meta_path.insert(0, Finder)\nbefore = sys.getswitchinterval()\nassert p.start()\n"
+        "ours = {name: s for name, s in turns.items() if name.startswith('splunk_profiler.')}\n"
+        "long = [name for name, s in ours.items() if s > before / 10]\n"
+        "assert long == ['splunk_profiler.system', 'splunk_profiler.system.threads'] and len(ours) > 50, long\n"
+        "assert sys.getswitchinterval() == before\n"
+    )
+    _run(code, SPLUNK_PROFILER_ENABLED="true")
+
+
 def test_it_can_be_started_again_after_a_stop() -> None:
     _run(
         "import splunk_profiler as p\nfor _ in range(3):\n"
