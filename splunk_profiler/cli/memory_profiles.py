@@ -10,13 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from splunk_profiler.pipeline.live_heap import HEAP_BEGINS
 from splunk_profiler.viewer.profile_messages import Place, ProfileError, decode_body, nearest_place, read_places
 
 _VALUES = ("alloc_space", "inuse_space")
 
 
 class LineMemory(NamedTuple):
-    """The bytes of one line: allocated in all profiles, in use in the last ones, and more than in the first ones."""
+    """The bytes of one line: allocated in all profiles, in use in the last ones, and more than in the first ones.
+
+    The first profile of a process is the newest one in which its heap begins: it knows nothing of what was before.
+    """
 
     place: Place
     allocated: int
@@ -29,7 +33,13 @@ class _HeapAt:
     """The bytes in use at the end of a profile, by line; a large profile comes in parts of the same time."""
 
     time_ns: int
+    begins: bool = False  # says that nothing is known of what was allocated before
     in_use: Counter[Place] = field(default_factory=Counter)
+
+    @property
+    def rank_as_first(self) -> tuple[bool, int]:
+        """Sort key: growth is counted from the highest."""
+        return self.begins, self.time_ns if self.begins else -self.time_ns
 
 
 @dataclass(slots=True)
@@ -49,6 +59,7 @@ class MemoryProfiles:
         """
         message = decode_body(body)
         try:
+            begins = HEAP_BEGINS in [message.string_table[place] for place in message.comment]
             kinds = [message.string_table[each.type] for each in message.sample_type]
             if not set(_VALUES) <= set(kinds):
                 return False
@@ -56,12 +67,12 @@ class MemoryProfiles:
         except (IndexError, KeyError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.records += 1
-        first = self._first.setdefault(process, _HeapAt(message.time_nanos))
-        last = self._last.setdefault(process, first)
-        if message.time_nanos < first.time_ns:
-            first = self._first[process] = _HeapAt(message.time_nanos)
-        if message.time_nanos > last.time_ns:
-            last = self._last[process] = _HeapAt(message.time_nanos)
+        heap = _HeapAt(message.time_nanos, begins)
+        first, last = self._first.setdefault(process, heap), self._last.setdefault(process, heap)
+        if heap.rank_as_first > first.rank_as_first:
+            first = self._first[process] = heap
+        if heap.time_ns > last.time_ns:
+            last = self._last[process] = heap
         at_this_time = {id(heap): heap for heap in (first, last) if heap.time_ns == message.time_nanos}
         for place, allocated, in_use in found:
             self.allocated[place] += allocated

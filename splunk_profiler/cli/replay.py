@@ -106,9 +106,8 @@ class Playback:
             raise CommandError(f"{self._path} cannot be read: {error.strerror}") from None
 
     def _take(self, item: Item) -> None:
-        if isinstance(item, ProcessStarted):
-            if self._pipeline is None:
-                self._pipeline = make_pipeline(self._settings(item), self._deliver)
+        if isinstance(item, ProcessStarted) and self._pipeline is None:
+            self._pipeline = make_pipeline(self._settings(item), self._deliver)
         elif isinstance(item, ResourceChanged):
             self._resource = Resource(item.attributes, item.schema_url)  # type: ignore[arg-type]
         elif isinstance(item, CapturesLost):

@@ -79,9 +79,8 @@ class StreamSession:
     def feed(self, data: bytes) -> None:
         """Process the next bytes of the stream; `StreamError` if it cannot be read."""
         for item in self._reader.feed(data):
-            if isinstance(item, ProcessStarted):
-                if self._pipeline is None:  # else the stream begins anew
-                    self._begin(item)
+            if isinstance(item, ProcessStarted) and self._pipeline is None:
+                self._begin(item)
             elif isinstance(item, ResourceChanged):
                 self._changed = item
             elif isinstance(item, CapturesLost):

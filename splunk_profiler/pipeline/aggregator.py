@@ -17,13 +17,13 @@ from splunk_profiler.model import (
     IdleRepeat,
     InstrumentationSource,
     Profile,
-    Sample,
     Snapshot,
     Thread,
     UnattributedReason,
     UnattributedTime,
 )
 from splunk_profiler.pipeline.cpu_shares import CpuShares
+from splunk_profiler.pipeline.live_heap import HEAP_BEGINS, InUse
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.waits import GIL_WAIT, wait_kind
 from splunk_profiler.pipeline.window import Bounds, BucketKey, Window
@@ -46,8 +46,8 @@ class Aggregator:
         endpoint_of: returns the current name of a local root by its span id, or an empty text.
         take_idle_repeats: called at the end of a period; returns further repeats of its samples. The next
             snapshot samples all threads again.
-        live_samples: called at the end of a period; returns events that have lasted until then. Each period has a
-            profile then, an empty one where nothing has: a reader would take the one before it for the last.
+        take_in_use: called at the end of a period; returns the memory in use. Each period has a profile then, an
+            empty one where nothing is: a reader would take the one before it for the last.
         kinds: kinds of events; every profile of their data type has values for them.
     """
 
@@ -61,7 +61,7 @@ class Aggregator:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         source: InstrumentationSource = InstrumentationSource.CONTINUOUS,
         take_idle_repeats: Callable[[], Iterable[IdleRepeat]] | None = None,
-        live_samples: Callable[[], Iterable[Sample]] | None = None,
+        take_in_use: Callable[[], InUse] | None = None,
         kinds: Iterable[EventKind] = (),
     ) -> None:
         self._deliver = deliver
@@ -71,7 +71,7 @@ class Aggregator:
         self._now_ns = monotonic_ns
         self._source = source
         self._take_idle_repeats = take_idle_repeats
-        self._live_samples = live_samples
+        self._take_in_use = take_in_use
         self._kinds = tuple(kinds)
         self._lock = OwnedLock()  # guards what follows
         self._shares = CpuShares()
@@ -115,7 +115,7 @@ class Aggregator:
             if window is None or now_ns - window.began_ns < self._interval_ns:
                 return
             self._window = None
-            if self._live_samples is not None:
+            if self._take_in_use is not None:
                 self._start_window(window.time_ns + now_ns - window.began_ns, now_ns, window.period_ns)
                 self._add_live(window, now_ns)
         self._send(window)
@@ -135,11 +135,13 @@ class Aggregator:
             self._send(window)
 
     def _add_live(self, window: Window, now_ns: int) -> None:
-        if self._live_samples is not None:  # with bounds of its own: the window may be full
+        if self._take_in_use is not None:
+            in_use = self._take_in_use()
+            # With bounds of its own: the window may be full.
             live = Window(self._bounds, window.time_ns, window.began_ns, window.period_ns, CpuShares())
             window.ended_ns = now_ns
-            live.add_snapshot(Snapshot(0, 0, tuple(self._live_samples())), now_ns)
-            window.live = live
+            live.add_snapshot(Snapshot(0, 0, in_use.samples), now_ns)
+            window.live, window.heap_begins = live, in_use.begins
             window.dropped_labels += live.dropped_labels
 
     def _start_window(self, time_ns: int, began_ns: int, period_ns: int) -> Window:
@@ -177,7 +179,10 @@ class Aggregator:
                     bucket.event_amount,
                 )
             )
-        comment = window.gil_waits.describe()
+        comments = {
+            DataType.CPU: window.gil_waits.describe(),
+            DataType.ALLOCATION: HEAP_BEGINS if window.heap_begins else "",
+        }
         labels = _time_labels(window.time_ns, period_ns)
         aggregates_by_type[DataType.CPU] += [
             Aggregate(UNATTRIBUTED_STACKS[unattributed.reason], labels, 0, unattributed.wall_ns, unattributed.cpu_ns)
@@ -195,7 +200,7 @@ class Aggregator:
                     self._source,
                     data_type,
                     self._kinds_of(data_type, aggregates),
-                    (comment,) if comment and data_type is DataType.CPU else (),
+                    tuple(filter(None, [comments[data_type]])),
                 )
 
     def _kinds_of(self, data_type: DataType, aggregates: Iterable[Aggregate]) -> tuple[EventKind, ...]:

@@ -15,6 +15,8 @@ from splunk_profiler.system.guard import logger
 LIVE_HEAP = EventKind(
     "live heap", ValueType("inuse_objects", "count"), ValueType("inuse_space", "bytes"), DataType.ALLOCATION
 )
+# A comment of a profile: `report` compares with no profile before it.
+HEAP_BEGINS = "heap.begins: what was allocated before this profile is not known to be in use"
 _MAX_BLOCKS = 16_384  # the capturing side follows 8,192
 _MINUTE_NS = 60_000_000_000
 _AGES_NS = tuple(minutes * _MINUTE_NS for minutes in (1, 10, 60, 6 * 60, 24 * 60))
@@ -29,6 +31,18 @@ class _Block(NamedTuple):
     instant_ns: int
 
 
+class InUse(NamedTuple):
+    """The memory in use at the end of a profile.
+
+    Attributes:
+        samples: a sample of each sampled block.
+        begins: True for the first profile since blocks are followed: earlier ones may be in use, and have no sample.
+    """
+
+    samples: tuple[Sample, ...]
+    begins: bool
+
+
 class LiveHeap:
     """The sampled blocks that are in use, oldest first.
 
@@ -38,6 +52,7 @@ class LiveHeap:
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
+        self._begins = True
         self.evicted_count = 0
 
     def add(self, live_id: int, sample: Sample, event: Event, instant_ns: int) -> None:
@@ -58,13 +73,15 @@ class LiveHeap:
             self._blocks.pop(live_id, None)
 
     def clear(self) -> None:
-        """Remove all: their ends may have been missed."""
+        """Begin anew: the ends of blocks may have been missed."""
         self._blocks.clear()
+        self._begins = True
 
-    def samples(self, now_ns: int) -> list[Sample]:
-        """Return a sample of each block, with its age at the instant `now_ns`."""
+    def take(self, now_ns: int) -> InUse:
+        """Return what is in use at the end of a profile, the instant `now_ns`, with the age of each block."""
         found = []
         for sample, event, instant_ns in self._blocks.values():
             labels = _AGE_LABELS[bisect_right(_AGES_NS, now_ns - instant_ns)]
             found.append(sample._replace(event=Event(LIVE_HEAP, labels, event.count, event.amount)))
-        return found
+        begins, self._begins = self._begins, False
+        return InUse(tuple(found), begins)

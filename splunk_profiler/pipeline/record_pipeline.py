@@ -14,12 +14,11 @@ from splunk_profiler.model import (
     EventKind,
     IdleRepeat,
     InstrumentationSource,
-    Sample,
     Snapshot,
     UnattributedTime,
 )
 from splunk_profiler.pipeline.aggregator import Aggregator
-from splunk_profiler.pipeline.live_heap import LIVE_HEAP
+from splunk_profiler.pipeline.live_heap import LIVE_HEAP, InUse
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 
 Deliver = Callable[[tuple[Any, ...]], None]  # takes records, all samples or all profiles; returns at once
@@ -37,8 +36,8 @@ class SnapshotSource(Protocol):
     def take_idle_repeats(self) -> Iterable[IdleRepeat]:
         """Return further repeats of the last samples; the next snapshot samples all threads."""
 
-    def live_samples(self) -> Iterable[Sample]:
-        """Return a sample of each sampled block of memory that is in use."""
+    def take_in_use(self) -> InUse:
+        """Return the memory in use at the end of a profile."""
 
 
 class RecordPipeline(Protocol):
@@ -95,7 +94,7 @@ class ProfilePipeline:
         self._continuous = make_aggregator(take_idle_repeats=source.take_idle_repeats)
         self._traces = make_aggregator(source=InstrumentationSource.SNAPSHOT)
         # With room of its own: allocations have many spans.
-        self._allocations = make_aggregator(live_samples=source.live_samples if LIVE_HEAP in kinds else None)
+        self._allocations = make_aggregator(take_in_use=source.take_in_use if LIVE_HEAP in kinds else None)
 
     def take(self, snapshot: Snapshot) -> None:
         """Add the snapshot to the profile of its source or subject."""

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from splunk_profiler.model import IdleRepeat, Sample, Snapshot
-from splunk_profiler.pipeline.live_heap import LiveHeap
+from splunk_profiler.model import IdleRepeat, Snapshot
+from splunk_profiler.pipeline.live_heap import InUse, LiveHeap
 from splunk_profiler.pipeline.record_pipeline import RecordPipeline
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
@@ -95,9 +95,9 @@ class StreamPipeline:
         """Return the repeats of idle threads up to the last capture; the next one samples all threads again."""
         return self._snapshot_builder.take_idle_repeats()
 
-    def live_samples(self) -> list[Sample]:
-        """Return a sample of each sampled block of memory that is in use."""
-        return self._live_heap.samples(self._now_ns)
+    def take_in_use(self) -> InUse:
+        """Return the memory in use at the end of a profile."""
+        return self._live_heap.take(self._now_ns)
 
     def feed(self, data: bytes) -> None:
         """Take further bytes of the stream, in pieces of any size.

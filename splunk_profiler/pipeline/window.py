@@ -111,6 +111,7 @@ class Window:
         self.period_ns = period_ns
         self.snapshot_count = 0
         self.live: Window | None = None  # memory in use at the end
+        self.heap_begins = False  # there
         self.gil_waits = GilWaits()
         self.dropped_labels: Counter[DataType] = Counter()  # samples
         self.unattributed: dict[UnattributedReason, UnattributedTime] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.formats.pprof import body, parts
 from splunk_profiler.model import Aggregate, DataType, EventKind, Frame, Profile, Stack, ValueType
-from splunk_profiler.pipeline.live_heap import LIVE_HEAP
+from splunk_profiler.pipeline.live_heap import HEAP_BEGINS, LIVE_HEAP
 
 ALLOCATION = EventKind(
     "allocation", ValueType("alloc_samples", "count"), ValueType("alloc_space", "bytes"), DataType.ALLOCATION
@@ -22,16 +23,26 @@ ALLOCATION = EventKind(
 FILL = Frame("shop.cache", "fill", "/srv/shop/cache.py", 12)
 SEARCH = Frame("shop.app", "search", "/srv/shop/app.py", 4)
 DECODE = Frame("json.decoder", "decode", "/usr/lib/python3.12/json/decoder.py", 337)
-MIB = 1 << 20
+MIB, SECOND_NS = 1 << 20, 1_000_000_000
 
 
-def profile(second: int, allocated: dict[Frame, int], in_use: dict[Frame, int]) -> str:
+def profile(
+    second: int, allocated: dict[Frame, int], in_use: dict[Frame, int], comments: tuple[str, ...] = (), seconds: int = 1
+) -> str:
     aggregates = [
         Aggregate(Stack((DECODE, frame), truncated=False), (), 0, 0, 0, kind, 1, size)
         for kind, sizes in ((ALLOCATION, allocated), (LIVE_HEAP, in_use))
         for frame, size in sizes.items()
     ]
-    made = Profile(second, 1, 1, tuple(aggregates), data_type=DataType.ALLOCATION, kinds=(ALLOCATION, LIVE_HEAP))
+    made = Profile(
+        second * SECOND_NS,
+        seconds * SECOND_NS,
+        1,
+        tuple(aggregates),
+        data_type=DataType.ALLOCATION,
+        kinds=(ALLOCATION, LIVE_HEAP),
+        comments=comments,
+    )
     (part,) = parts(made, origin_of=origin_in_shop)
     return body(part).decode()
 
@@ -71,6 +82,21 @@ def test_processes_of_containers_are_told_apart_by_runtime_id() -> None:
         analysis.add_logs(logs(profile(second, {}, {FILL: in_use * MIB}), {"process.pid": pid}))
     (line,) = analysis.memory.lines()
     assert (line.in_use, line.grown) == ((90 + 10 + 3 + 4) * MIB, (40 + 2) * MIB)
+
+
+def test_growth_is_counted_from_where_the_heap_begins_anew() -> None:
+    profiles = [
+        profile(1, {}, {SEARCH: 150 * MIB}, (HEAP_BEGINS,)),
+        profile(2, {}, {SEARCH: 155 * MIB}),
+        profile(3, {}, {SEARCH: MIB}, (HEAP_BEGINS,)),
+        profile(4, {}, {SEARCH: 4 * MIB}),
+    ]
+    for order in permutations(profiles):
+        memory = MemoryProfiles()
+        for each in order:
+            memory.add(each, "shop")
+        (line,) = memory.lines()
+        assert (line.in_use, line.grown) == (4 * MIB, 3 * MIB)
 
 
 def test_parts_of_one_profile_are_added_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,17 @@ from recorded_stream import record_run
 from scripted_sink import ScriptedSink
 
 pytest.importorskip("splunk_profiler._walker")
+from splunk_profiler.capture.events.allocations import ALLOCATION_KIND
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
-from splunk_profiler.config import from_env
+from splunk_profiler.capture.walker import choose_walker, make_ticker
+from splunk_profiler.config import Config, from_env
 from splunk_profiler.config.handover import to_values
 from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.exporter_process import session
 from splunk_profiler.exporter_process.session import Shares, StreamSession
 from splunk_profiler.exporter_process.status import StatusError, decode
-from splunk_profiler.model import ExportResult, ExportStatus
+from splunk_profiler.model import Batch, DataType, Event, ExportResult, ExportStatus, Profile
+from splunk_profiler.raw import RawEvent
 from splunk_profiler.stream.codec import encode
 from splunk_profiler.stream.records import LostRecord
 
@@ -138,3 +142,37 @@ def test_status_says_what_became_of_records_and_of_lost_snapshots(monkeypatch: p
     assert status.failed_age_s is not None
     assert status.age_s >= status.failed_age_s >= 0
     assert status.period_ms == 0  # its captures had no deadlines
+
+
+def test_stream_that_begins_anew_begins_the_heap_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles: list[Profile] = []
+
+    class ProfileSink(ScriptedSink):
+        def export(self, batch: Batch[Any]) -> ExportResult:
+            profiles.extend(batch.records)
+            return ExportResult(ExportStatus.DELIVERED)
+
+    monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(ProfileSink, is_known))
+    config = Config(enabled=True, data_format="pprof-gzip-base64", memory_enabled=True)
+    ticker = make_ticker(choose_walker(), None, lambda _: None, 20)
+    recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
+    recorder.start(to_values(from_env()._replace(config=config)))
+    for live_id in (1, 2):
+        ticker.capture()
+        (raw,) = ticker.drain(0)
+        recorder.snapshot(raw)
+        recorder.event(RawEvent(raw.time_ns, raw.threads[0], Event(ALLOCATION_KIND, (), 1, 100), live_id=live_id))
+        if live_id == 1:
+            fed = StreamSession(1, Shares(lambda: None))
+            fed.feed(recorder.take())
+            recorder.restart()
+    recorder.end()
+    fed.feed(recorder.take())
+    while not fed.is_done:
+        pass
+    (heap,) = (profile for profile in profiles if profile.data_type is DataType.ALLOCATION)
+    allocated: Counter[str] = Counter()
+    for each in heap.aggregates:
+        assert each.kind is not None
+        allocated[each.kind.name] += each.event_amount
+    assert allocated == {"allocation": 200, "live heap": 100}

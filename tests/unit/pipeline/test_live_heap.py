@@ -18,7 +18,7 @@ from splunk_profiler.model import (
     ValueType,
 )
 from splunk_profiler.pipeline.aggregator import Aggregator
-from splunk_profiler.pipeline.live_heap import LIVE_HEAP, LiveHeap
+from splunk_profiler.pipeline.live_heap import HEAP_BEGINS, LIVE_HEAP, LiveHeap
 
 KIND = EventKind("allocation", ValueType("objects", "count"), ValueType("space", "bytes"), DataType.ALLOCATION)
 MINUTE_NS, MAX_BLOCKS = 60_000_000_000, 16_384
@@ -36,7 +36,7 @@ def add(heap: LiveHeap, live_id: int, size: int = 100, instant_ns: int = 0) -> N
 
 
 def sizes(heap: LiveHeap) -> list[int]:
-    return [each.event.amount for each in heap.samples(0) if each.event is not None]
+    return [each.event.amount for each in heap.take(0).samples if each.event is not None]
 
 
 def test_blocks_that_have_ended_or_are_too_many_are_not_in_use(caplog: pytest.LogCaptureFixture) -> None:
@@ -61,7 +61,7 @@ def test_blocks_that_have_ended_or_are_too_many_are_not_in_use(caplog: pytest.Lo
 def test_block_has_its_age_and_the_weight_of_its_allocation(minutes: int, age: str) -> None:
     heap = LiveHeap()
     add(heap, 1, 100, 5)
-    (found,) = heap.samples(5 + minutes * MINUTE_NS)
+    (found,) = heap.take(5 + minutes * MINUTE_NS).samples
     assert found.event == Event(LIVE_HEAP, (("heap.age", age),), 2, 100)
     assert found.thread.stack is STACK
 
@@ -73,7 +73,7 @@ def test_each_period_has_what_is_in_use_at_its_end() -> None:
         interval_ns=10,
         kinds=(KIND, LIVE_HEAP),
         monotonic_ns=lambda: now_ns[0],
-        live_samples=lambda: heap.samples(now_ns[0]),
+        take_in_use=lambda: heap.take(now_ns[0]),
     )
     aggregator.begin(1_000, 1)
     add(heap, 1, 100)
@@ -85,6 +85,7 @@ def test_each_period_has_what_is_in_use_at_its_end() -> None:
     heap.end([1])
     now_ns[0] = 40
     aggregator.flush_if_due(40)
+    heap.clear()
     aggregator.close(())
     found = [
         {one.kind.name: one.event_amount for one in profile.aggregates if one.kind is not None} for profile in profiles
@@ -94,13 +95,15 @@ def test_each_period_has_what_is_in_use_at_its_end() -> None:
         *((1_000, 10), (1_010, 15)),
         *((1_025, 15), (1_040, 0)),
     ]
+    begins = (HEAP_BEGINS,)
+    assert [profile.comments for profile in profiles] == [begins, (), (), begins]
     assert {profile.kinds for profile in profiles} == {(KIND, LIVE_HEAP)}
 
 
 def test_a_block_in_use_keeps_its_stack_in_a_full_profile() -> None:
     heap, profiles = LiveHeap(), list[Profile]()
     add(heap, 1, 100)
-    aggregator = Aggregator(profiles.extend, interval_ns=10, live_samples=lambda: heap.samples(10))
+    aggregator = Aggregator(profiles.extend, interval_ns=10, take_in_use=lambda: heap.take(10))
     aggregator.begin(1_000, 1)
     for number in range(3_000):
         stack = Stack((Frame("made", f"up_{number}", "made.py", 1),), truncated=False)
