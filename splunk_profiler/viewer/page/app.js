@@ -96,7 +96,7 @@ function explain(error) {
   byId("problem").hidden = false;
 }
 
-// Asks for what the view shows, first, since the server answers one question after the other.
+// Asks for what the view shows.
 function askShown() {
   if (view() === "source") return ask("source", moreOf({}));
   if (view() === "top") return ask("top", moreOf({ search: state.get("q") || "", sort: sort() }));
@@ -170,14 +170,15 @@ async function showAll(question) {
     document.body.dataset.ready = "1";
     return true;
   }
-  // Parts that move what is below them come together, and at first all do, also if one of them fails.
+  // At first all parts come together, since they move what is below them, also if one of them fails.
+  // All else is asked for when the view's answer is here, also if that failed: the server would be slower to send it.
   const shown = Promise.all([askShown(), view() === "trace" ? askTrace() : null]);
-  const gone = askGone(), facets = ask("facets");
+  const askLater = (question) => shown.catch(() => null).then(question);
   const parts = [
     [shown, (content) => { fillShown(content); keepFocus(focused); }],
-    [Promise.allSettled([shown, gone]).then(() => gone), (content) => { if (content) fillGone(content); }],
-    [Promise.allSettled([shown, facets]).then(() => facets), fillFacets],
-    [ask("timeline", new URLSearchParams({ facet: state.get("by") || "service" })), fillTimeline],
+    [askLater(askGone), (content) => { if (content) fillGone(content); }],
+    [askLater(() => ask("facets")), fillFacets],
+    [askLater(() => ask("timeline", new URLSearchParams({ facet: state.get("by") || "service" }))), fillTimeline],
   ];
   if (!document.body.dataset.ready) await Promise.allSettled(parts.map(([answer]) => answer));
   document.body.dataset.ready = "1";
