@@ -230,6 +230,12 @@ function swap() {
   show();
 }
 
+function clearFilters() {
+  for (const name of [...state.keys()]) if (name.startsWith("f.")) state.delete(name);
+  set({});
+  show();
+}
+
 function endComparison() {
   for (const name of [...state.keys()]) if (name === "compare" || name.startsWith("b.")) state.delete(name);
   set({ gone: "" });
@@ -268,6 +274,7 @@ function fillHead() {
   byId("search-label").hidden = view() === "source";
   byId("up").hidden = !["flame", "inverted", "trace"].includes(view());
   byId("up").setAttribute("aria-pressed", String(state.has("up")));
+  byId("unfilter").hidden = Boolean(saved) || ![...state.keys()].some((name) => name.startsWith("f."));
   fillLinks();
   fillPeriod();
 }
@@ -294,6 +301,7 @@ function listen() {
   for (const [id, name] of [["value", "value"], ["by", "by"], ["scale", "compare"]]) changes(id, name);
   const clicks = {
     whole: selectAll, out: zoomOut, compare, swap, gone: showGone, uncompare: endComparison, all: leaveFunction,
+    unfilter: clearFilters,
     up: () => { set({ up: state.has("up") ? "" : "1" }); show(); },
     focus: () => focusOn(zoomedLast.zoomed.name, zoomedLast.zoomed.file),
   };

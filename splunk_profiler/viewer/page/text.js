@@ -117,8 +117,9 @@ function period(since, until) {
   return `${format.formatRange(...ends)} ${[...zones].join("/")}`;
 }
 
-// Round times between two, in milliseconds, and their texts: at midnight the day, else the time.
-function ticks(since, until) {
+// Round times between two, in milliseconds, and their texts: at midnight the day, with a year that is not `year`, else
+// the time.
+function ticks(since, until, year = new Date().getFullYear()) {
   const from = Number(BigInt(since) / 1000000n), to = Number(BigInt(until) / 1000000n), first = new Date(from);
   const step = STEPS_MS.find((each) => (to - from) / each <= 6) ?? 0;
   const hours = step ? step / HOUR_MS : 24 * Math.ceil((to - from) / DAY_MS / 7);
@@ -127,12 +128,13 @@ function ticks(since, until) {
   const at = (count) => (hours < 1 ? start + count * step
     : new Date(first.getFullYear(), first.getMonth(), first.getDate(), count * hours).getTime());
   const times = Array.from({ length: 32 }, (_, count) => at(count)).filter((each) => each >= from && each <= to);
-  return [...new Set(times)].map((each) => [each, tickText(new Date(each), step || DAY_MS)]);
+  return [...new Set(times)].map((each) => [each, tickText(new Date(each), step || DAY_MS, year)]);
 }
 
-function tickText(date, step) {
+function tickText(date, step, year) {
   const isMidnight = !(date.getHours() + date.getMinutes() + date.getSeconds() + date.getMilliseconds());
-  if (isMidnight) return date.toLocaleDateString(undefined, { month: "short", day: "numeric" });
+  const ofYear = date.getFullYear() === year ? {} : { year: "numeric" };
+  if (isMidnight) return date.toLocaleDateString(undefined, { ...ofYear, month: "short", day: "numeric" });
   return date.toLocaleTimeString(undefined, {
     hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(step < MINUTE_MS && { second: "2-digit" }),
     ...(step < 1000 && { fractionalSecondDigits: 3 }),

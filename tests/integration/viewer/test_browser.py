@@ -355,6 +355,12 @@ def test_facets_narrow_down_and_the_address_keeps_them(page: Page, address: str)
         "document.querySelector('#by').dispatchEvent(new Event('change'))",
     )
     assert "POST /checkout" in shown(page, "#legend")
+    for choice in ("endpoint GET /search", "service shop"):
+        click(page, f"[data-choice='{choice}']")
+    click(page, "#unfilter")
+    assert shown(page, "#total") == "7.00 min"
+    assert page.value("location.hash") == "#by=endpoint"
+    assert page.value("byId('unfilter').hidden")
 
 
 def test_hostile_names_do_no_harm(page: Page, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_times_have_the_readers_days_and_zone(page: Page, address: str) -> None:
     page.open(address, zone="America/New_York")
     assert shown(page, "#period") == "Sep 21, 2026, 10:13:20 \N{EN DASH} 10:15:19 EDT"
     assert shown(page, "#axis").split() == ["10:13:30", "10:14:00", "10:14:30", "10:15:00"]
-    times = "ticks('{}', '{}').map(([, text]) => text)"
+    times = "ticks('{}', '{}', 2026).map(([, text]) => text)"
     day_ns = 86_400 * 10**9
     in_a_week = page.value(times.format(START_NS, START_NS + 7 * day_ns))
     assert in_a_week == [f"Sep {day}" for day in range(22, 29)]
@@ -111,7 +111,7 @@ def test_times_have_the_readers_days_and_zone(page: Page, address: str) -> None:
 
 def test_times_are_round_also_where_clocks_are_changed(page: Page, address: str) -> None:
     page.open(address, zone="Europe/Berlin")
-    times = "ticks(...['{}', '{}'].map((time) => `${{Date.parse(time)}}000000`)).map(([, text]) => text)"
+    times = "ticks(...['{}', '{}'].map((time) => `${{Date.parse(time)}}000000`), 2026).map(([, text]) => text)"
     autumn = page.value(times.format("2026-10-24T09:00", "2026-10-26T18:00"))
     assert autumn == ["12:00", "Oct 25", "12:00", "Oct 26", "12:00"]
     assert page.value(times.format("2026-10-25T00:30", "2026-10-25T05:30")) == [
@@ -123,6 +123,8 @@ def test_times_are_round_also_where_clocks_are_changed(page: Page, address: str)
     ]
     spring = page.value(times.format("2026-03-29T00:00", "2026-03-29T06:00"))
     assert spring == ["Mar 29", "01:00", "03:00", "04:00", "05:00", "06:00"]
+    new_year = page.value(times.format("2026-12-30T00:00", "2027-01-01T18:00"))
+    assert new_year == ["Dec 30", "12:00", "Dec 31", "12:00", "Jan 1, 2027", "12:00"]
     second_hour = page.value(times.format("2026-10-25T01:05Z", "2026-10-25T01:55Z"))  # 2 o'clock is twice
     assert second_hour == ["02:10", "02:20", "02:30", "02:40", "02:50"]
 

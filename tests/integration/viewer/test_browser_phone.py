@@ -79,14 +79,16 @@ def test_the_numbers_of_each_line_of_source_are_on_a_narrow_page(page: Page, tmp
         page.keep_picture(SCREENS / "phone_source.png")
 
 
-def test_the_line_about_a_frame_has_room_on_a_narrow_page(page: Page, long: str) -> None:
+def test_the_line_about_a_frame_is_seen_whole_below_the_graph(page: Page, long: str) -> None:
     page.open(long, width=390)
-    height = page.box("#frame")[3]
-    page.value("graph.zoom(graph.frames[1]); graph.described(graph.frames[1])")
-    text = f"{NAME} 30.0 s (100.0 %), own 10.0 s (33.3 %) {FILE}:408, zoomed"
+    graph = page.box("#scroll")
+    page.value("graph.point(graph.frames[1])")
+    text = f"{NAME} 30.0 s (100.0 %), own 10.0 s (33.3 %) {FILE}:408"
     assert shown(page, "#frame") == text
     assert page.value("byId('frame').scrollHeight <= byId('frame').clientHeight")
-    assert page.box("#frame")[3] == height
+    _, top, _, height = page.box("#frame")
+    assert graph[1] < top < top + height <= page.value("innerHeight")
+    assert page.box("#scroll") == graph  # it does not move
     page.keep_picture(SCREENS / "phone_frame.png")
 
 
