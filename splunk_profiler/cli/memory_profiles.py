@@ -6,7 +6,7 @@ Runs on the main thread of `report`; draws nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ _VALUES = ("alloc_space", "inuse_space")
 class LineMemory(NamedTuple):
     """The bytes of one line: allocated in all profiles, in use in the last ones, and more than in the first ones.
 
-    The first profile of a process is the newest one in which its heap begins: it knows nothing of what was before.
+    Processes that had ended have nothing in use, and have not grown. The first profile of a process is the newest one in which its heap begins: it knows nothing of what was before.
     """
 
     place: Place
@@ -33,6 +33,7 @@ class _HeapAt:
     """The bytes in use at the end of a profile, by line; a large profile comes in parts of the same time."""
 
     time_ns: int
+    ended_ns: int
     begins: bool = False  # says that nothing is known of what was allocated before
     in_use: Counter[Place] = field(default_factory=Counter)
 
@@ -48,6 +49,7 @@ class MemoryProfiles:
 
     records: int = 0
     allocated: Counter[Place] = field(default_factory=Counter)
+    _longest_ns: int = 0  # of a profile
     _first: dict[str, _HeapAt] = field(default_factory=dict)  # by process
     _last: dict[str, _HeapAt] = field(default_factory=dict)
 
@@ -67,7 +69,8 @@ class MemoryProfiles:
         except (IndexError, KeyError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.records += 1
-        heap = _HeapAt(message.time_nanos, begins)
+        self._longest_ns = max(self._longest_ns, message.duration_nanos)
+        heap = _HeapAt(message.time_nanos, message.time_nanos + message.duration_nanos, begins)
         first, last = self._first.setdefault(process, heap), self._last.setdefault(process, heap)
         if heap.rank_as_first > first.rank_as_first:
             first = self._first[process] = heap
@@ -82,17 +85,23 @@ class MemoryProfiles:
 
     def lines(self) -> list[LineMemory]:
         """Return all lines, the one first that has grown most."""
-        first, last = _sum(self._first), _sum(self._last)
+        lasting = self._find_lasting()
+        first, last = (_sum(heaps[process] for process in lasting) for heaps in (self._first, self._last))
         found = [
             LineMemory(place, self.allocated[place], last[place], last[place] - first[place])
             for place in {**self.allocated, **first, **last}
         ]
         return sorted(found, key=lambda line: (-line.grown, -line.in_use, -line.allocated))
 
+    def _find_lasting(self) -> list[str]:
+        """Return the processes that had not ended: they send a profile every interval, also an empty one."""
+        newest_ns = max((heap.ended_ns for heap in self._last.values()), default=0)
+        return [process for process, heap in self._last.items() if newest_ns - heap.ended_ns <= 2 * self._longest_ns]
 
-def _sum(heaps: dict[str, _HeapAt]) -> Counter[Place]:
+
+def _sum(heaps: Iterable[_HeapAt]) -> Counter[Place]:
     total: Counter[Place] = Counter()
-    for heap in heaps.values():
+    for heap in heaps:
         total.update(heap.in_use)
     return total
 

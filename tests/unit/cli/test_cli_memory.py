@@ -65,7 +65,7 @@ def test_line_that_grew_most_comes_first_with_all_processes_added() -> None:
     assert memory.add(late, "shop 1")
     assert memory.add(profile(1, {FILL: MIB}, {FILL: MIB, SEARCH: 9 * MIB}), "shop 1")
     assert memory.add(profile(2, {FILL: MIB}, {FILL: 50 * MIB}), "shop 1")
-    assert memory.add(profile(9, {FILL: MIB}, {FILL: 2 * MIB}), "shop 2")
+    assert memory.add(profile(4, {FILL: MIB}, {FILL: 2 * MIB}), "shop 2")
     found = [(line.place.function, line.allocated, line.in_use, line.grown) for line in memory.lines()]
     assert found == [
         ("shop.cache.fill", 8 * MIB, 9 * MIB, 6 * MIB),
@@ -97,6 +97,18 @@ def test_growth_is_counted_from_where_the_heap_begins_anew() -> None:
             memory.add(each, "shop")
         (line,) = memory.lines()
         assert (line.in_use, line.grown) == (4 * MIB, 3 * MIB)
+
+
+def test_memory_of_processes_that_have_ended_is_not_in_use() -> None:
+    memory = MemoryProfiles()
+    for worker, began in enumerate((0, 20, 33)):  # each for two intervals of 8 s, the second of them cut short
+        for second, seconds, in_use in [(began, 8, 1), (began + 8, 3, 5)]:
+            memory.add(profile(second, {}, {FILL: in_use * MIB}, seconds=seconds), f"worker {worker}")
+    (line,) = memory.lines()
+    assert (line.in_use, line.grown) == (2 * 5 * MIB, 2 * 4 * MIB), "of two that may last still"
+    memory.add(profile(53, {}, {}, seconds=8), "another")
+    (line,) = memory.lines()
+    assert (line.in_use, line.grown) == (0, 0)
 
 
 def test_parts_of_one_profile_are_added_up() -> None:
