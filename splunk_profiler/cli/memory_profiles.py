@@ -19,7 +19,8 @@ _VALUES = ("alloc_space", "inuse_space")
 class LineMemory(NamedTuple):
     """The bytes of one line: allocated in all profiles, in use in the last ones, and more than in the first ones.
 
-    Processes that had ended have nothing in use, and have not grown. The first profile of a process is the newest one in which its heap begins: it knows nothing of what was before.
+    Processes that had ended have nothing in use, and have not grown. The first profile of a process is the newest one
+    in which its heap begins: it knows nothing of what was before.
     """
 
     place: Place
