@@ -39,6 +39,8 @@ _KINDS = {
     ("multiprocessing.synchronize.Event", "wait"): "event",
     ("multiprocessing.synchronize.SemLock", "__enter__"): "lock",
     ("multiprocessing.queues.Queue", "get"): "queue",
+    ("multiprocessing.queues.Queue", "put"): "queue",
+    ("multiprocessing.queues.JoinableQueue", "join"): "queue",
     ("multiprocessing.queues.SimpleQueue", "get"): "queue",
     ("asyncio.locks.Lock", "acquire"): "lock",
     ("asyncio.locks.Condition", "wait"): "condition",
@@ -71,6 +73,7 @@ _GREENLETS = {
 # Between the frames of a primitive and those of one that uses it.
 _MODULES = (
     *("threading", "queue", "concurrent.futures", "multiprocessing.synchronize", "multiprocessing.queues"),
+    "logging.handlers",
     *("asyncio.locks", "asyncio.queues", "asyncio.mixins", "asyncio.tasks", "sqlalchemy", "psycopg_pool"),
     *("redis.connection", "redis.asyncio.connection", "pymongo.pool", "pymongo.synchronous.pool"),
     *("pymongo.asynchronous.pool", "pymongo.lock", "asyncpg.pool", "asyncpg.compat", "asyncpg._asyncio_compat"),
@@ -78,7 +81,8 @@ _MODULES = (
 )
 _CALL_KINDS = {"with": "lock", "acquire": "lock", "get": "queue"}  # of `Frame.call`
 _BOOTSTRAP_FUNCTIONS = {"_bootstrap", "_bootstrap_inner", "run", "_context_run"}
-_WORK_KINDS = {"queue", "condition", "event"}
+# With the function that waits: who puts into a full queue waits for others to work.
+_WAITS_FOR_WORK = {("queue", "get"), ("condition", "wait"), ("condition", "wait_for"), ("event", "wait")}
 
 
 class Wait(NamedTuple):
@@ -93,24 +97,20 @@ def find_wait(places: Sequence[tuple[str, str]], leaf_call: str = "") -> Wait | 
 
     `leaf_call` is `Frame.call` of the leaf.
     """
-    kind, depth = "", 0
+    kind, function, depth = "", "", 0
     for place in places:
-        if not _is_primitive(place[0]) or (depth and place[1] in _BOOTSTRAP_FUNCTIONS):
+        if not _is_primitive(place[0]) or place[1] in _BOOTSTRAP_FUNCTIONS:
             break
-        kind = "pool" if kind == "queue" and place in _GREENLETS else _KINDS.get(place, kind)
+        if place in _KINDS:
+            kind, function = _KINDS[place], place[1]
+        elif kind == "queue" and place in _GREENLETS:
+            kind = "pool"
         depth += 1
     if not kind:
-        return _wait_in_c(places, leaf_call)
-    if kind in _WORK_KINDS and _is_main_function(places, depth):
+        kind, function = call_kind(leaf_call), leaf_call
+    if (kind, function) in _WAITS_FOR_WORK and _is_main_function(places, depth):
         kind = IDLE
-    return Wait(kind, min(depth, len(places) - 1))
-
-
-def _wait_in_c(places: Sequence[tuple[str, str]], leaf_call: str) -> Wait | None:
-    kind = call_kind(leaf_call)
-    if kind in _WORK_KINDS and _is_main_function(places, 0):
-        kind = IDLE
-    return Wait(kind, 0) if kind else None
+    return Wait(kind, min(depth, len(places) - 1)) if kind else None
 
 
 def call_kind(call: str) -> str:

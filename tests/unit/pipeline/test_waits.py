@@ -78,6 +78,19 @@ def places(*calls: str) -> list[tuple[str, str]]:
         ([CONDITION, "queue.Queue:get", "shop:<module>"], "queue", 2),
         ([CONDITION, "threading.Event:wait", "threading.Timer:run", *BOOTSTRAP[1:]], "idle", 2),
         ([CONDITION, "threading.Event:wait", "shop.Worker:run", *BOOTSTRAP[1:]], "idle", 2),
+        ([CONDITION, "queue.Queue:put", "shop:producer", *BOOTSTRAP], "queue", 2),
+        ([CONDITION, "queue.Queue:join", "shop:producer", *BOOTSTRAP], "queue", 2),
+        (
+            [
+                *(CONDITION, "queue.Queue:get", "logging.handlers.QueueListener:dequeue"),
+                *("logging.handlers.QueueListener:_monitor", *BOOTSTRAP),
+            ],
+            "idle",
+            4,
+        ),
+        ([CONDITION, "multiprocessing.queues.JoinableQueue:join", *SHOP], "queue", 2),
+        (["multiprocessing.queues.Queue:put", *SHOP], "queue", 1),
+        ([CONDITION, "multiprocessing.queues.Queue:_feed", *BOOTSTRAP], "idle", 2),
         (["threading.Condition:__enter__", "shop:worker", *BOOTSTRAP], "lock", 1),
         (["concurrent.futures.thread:_worker", *BOOTSTRAP], "idle", 1),
         ([CONDITION], "condition", 0),
@@ -92,6 +105,7 @@ def test_find_wait_has_the_outermost_primitive_and_its_caller(calls: list[str], 
     [
         *(SHOP, ["selectors.EpollSelector:select", *SHOP], ["threading.Condition:notify", *SHOP], []),
         *(["asyncio.tasks:sleep", *SHOP], ["sqlalchemy.util.concurrency:greenlet_spawn", *SHOP]),
+        ["concurrent.futures.thread._WorkItem:run", "concurrent.futures.thread:_worker", *BOOTSTRAP],
     ],
 )
 def test_find_wait_knows_nothing_of_other_waits(calls: list[str]) -> None:
@@ -103,6 +117,8 @@ def test_wait_kind_of_a_lock_without_a_frame_is_told_by_the_call() -> None:
     started = [Frame(*place, "threading.py", 1, 1) for place in places(*BOOTSTRAP)]
     assert wait_kind(Stack((gets,), truncated=False)) == "queue"
     assert wait_kind(Stack((gets, *started), truncated=False)) == "idle"
+    listens = Frame("logging.handlers.QueueListener", "dequeue", "handlers.py", 9, 8, "get")
+    assert wait_kind(Stack((listens, *started), truncated=False)) == "idle"
     enters, waits = Frame("shop", "pay", "shop.py", 7, 5, "with"), Frame("threading.Condition", "wait", "t.py", 3, 1)
     assert wait_kind(Stack((enters,), truncated=False)) == "lock"
     assert wait_kind(Stack((waits, enters), truncated=False)) == "condition"
