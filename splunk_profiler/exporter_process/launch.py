@@ -26,7 +26,7 @@ _MAX_NAME = 64
 _PROGRAM = Path(__file__).with_name("__main__.py")
 
 # What the exporter inherits of the environment. All else stays with the host: it may be secret, or change the
-# interpreter (PYTHON*, LD_PRELOAD). Names that end in `*` are prefixes.
+# interpreter (other PYTHON*, LD_PRELOAD). Names that end in `*` are prefixes.
 INHERITED_VARIABLES: Mapping[str, str] = {
     "SPLUNK_PROFILER_*": "our settings",
     "SPLUNK_SNAPSHOT_*": "our settings",
@@ -48,6 +48,7 @@ INHERITED_VARIABLES: Mapping[str, str] = {
     "TMPDIR": "temporary files of libraries, where /tmp cannot be written",
     "HOME": "paths with ~ in settings",
     "PATH": "programs that libraries call",
+    "PYTHONHOME": "Python's library, where the interpreter finds it by it only",
     "LD_LIBRARY_PATH": "libpython and libraries of wheels, where the loader finds them by it only",
 }
 # For glibc, which gave the memory of each request back to the kernel and took it anew: a fifth of the CPU of text.
@@ -194,14 +195,20 @@ class Launcher:
         """
         from splunk_profiler._walker import spawn_exporter  # noqa: PLC0415  # missing on some systems
 
-        arguments = [os.fsencode(argument) for argument in self.arguments()]
-        variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(environment(), token).items()]
+        env = environment()
+        arguments = [os.fsencode(argument) for argument in self.arguments(env)]
+        variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(env, token).items()]
         spawn_exporter(arguments, variables, descriptor)
 
-    def arguments(self) -> list[str]:
-        """Return the command line; its last word says in `ps` what the process is and for whom."""
-        # Isolated, and without `site`: no variable, directory or sitecustomize changes what runs.
-        flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+    def arguments(self, env: Mapping[str, str]) -> list[str]:
+        """Return the command line, from the host's environment.
+
+        Its last word says in `ps` what the process is and for whom.
+        """
+        # Isolated, and without `site`: no variable, directory or sitecustomize changes what runs. Isolated, it does not
+        # find a library that only PYTHONHOME names, which is the one variable of Python's that it has.
+        has_home = bool(env.get("PYTHONHOME")) and not sys.flags.ignore_environment
+        flags = [*([] if has_home else ["-I"]), "-S", *(["-B"] if sys.dont_write_bytecode else [])]
         title = f"{TITLE} {os.getpid()} ({_application_name()})"
         return [self.interpreter.path, *flags, str(_PROGRAM), title]
 

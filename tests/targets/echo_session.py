@@ -1,13 +1,15 @@
 """A session of the exporter process for tests: it sends back what it got, and notes what happens to it.
 
 A stream of lines. ``pid`` is answered with the exporter's process id and that of the host, ``env NAME`` with a
-variable, ``count`` with the number of bytes so far, ``raise`` by an exception, ``slow`` has it never be done; other
-lines come back. With the variable SPLUNK_PROFILER_ECHO_FOLDER it writes, at the end, what it got to the file PID.
+variable, ``prefix`` with the place of its Python, ``count`` with the number of bytes so far, ``raise`` by an exception,
+``slow`` has it never be done; other lines come back. With the variable SPLUNK_PROFILER_ECHO_FOLDER it writes, at the
+end, what it got to the file PID.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -59,6 +61,8 @@ class EchoSession:
             self._answers.append(f"{os.getpid()} {self._pid}".encode())
         elif word == b"env":
             self._answers.append(os.environb.get(rest, b"unset"))
+        elif word == b"prefix":
+            self._answers.append(os.fsencode(sys.prefix))
         elif word == b"count":
             self._answers.append(str(self._bytes).encode())
         elif word == b"raise":

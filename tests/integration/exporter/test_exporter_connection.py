@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -55,6 +56,16 @@ def test_connection_carries_data_and_answers_in_order(connection: ExporterConnec
     assert connection.close(30)
     assert not connection.send(b"three\n")
     assert not connection.send(b"")
+
+
+def test_exporter_finds_its_library_by_the_pythonhome_of_its_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in {"lib", sys.platlibdir}:
+        (tmp_path / folder).symlink_to(Path(sys.base_prefix, folder))
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    with connected() as connection:
+        assert ask(connection, b"prefix") == os.fsencode(tmp_path)
 
 
 def test_close_without_a_connection_has_nothing_to_send() -> None:

@@ -108,9 +108,10 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
         "no_proxy": "1",
         "LC_ALL": "1",
         "PATH": "1",
+        "PYTHONHOME": "1",
     }
     other = {
-        **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "DD_API_KEY", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"), "1"),
+        **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "DD_API_KEY", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP"), "1"),
         **dict.fromkeys(("SPLUNK_ACCESS_TOKEN", "path", "dd_tags", "LANGUAGE", "MY_PROXY_PASSWORD", "my_proxy"), "1"),
     }
     made = LAUNCHER.environment({**needed, **other}, "token")
@@ -121,7 +122,7 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
 def test_environment_for_a_credential_provider_is_the_hosts(kind: str) -> None:
     name = f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER"
     needed = {name: "cloud", "AWS_SECRET_ACCESS_KEY": "1", "GOOGLE_APPLICATION_CREDENTIALS": "1"}
-    other = dict.fromkeys(("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME"), "1")
+    other = dict.fromkeys(("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP"), "1")
     assert LAUNCHER.environment({**needed, **other}, "token").keys() - {VARIABLE, *ALLOCATION} == needed.keys()
     assert LAUNCHER.environment({**needed, name: " "}, "token").keys() - {VARIABLE, *ALLOCATION} == {name}
 
@@ -148,13 +149,13 @@ def test_environment_carries_the_path_of_the_host(monkeypatch: pytest.MonkeyPatc
 )
 def test_title_names_the_host(argv: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", argv)
-    assert LAUNCHER.arguments()[-1] == f"splunk-profiler exporter for PID {os.getpid()} ({name})"
+    assert LAUNCHER.arguments({})[-1] == f"splunk-profiler exporter for PID {os.getpid()} ({name})"
 
 
 @pytest.mark.parametrize("is_written", [True, False])
 def test_exporter_writes_bytecode_as_its_host_does(is_written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", not is_written)
-    assert ("-B" in LAUNCHER.arguments()) is not is_written
+    assert ("-B" in LAUNCHER.arguments({})) is not is_written
 
 
 @pytest.mark.parametrize("use", ["import late; late.value", "from late import value", "import late.part"])
