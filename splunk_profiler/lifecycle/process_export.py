@@ -18,8 +18,8 @@ from splunk_profiler.system.guard import logger
 if TYPE_CHECKING:
     from splunk_profiler.exporter_process.connection import ExporterConnection
 
-_FALLBACK_AFTER_S = 3.0  # without a connection since the start
-_LOST_AFTER_S = 60.0  # without one that was there: it is started again meanwhile, some six times
+_FALLBACK_AFTER_S = 3.0  # of failures, with no message from an exporter since the start
+_LOST_AFTER_S = 60.0  # with none since there was one: it is started again meanwhile, some six times
 
 
 class ProcessExport(StreamOutput):
@@ -32,11 +32,10 @@ class ProcessExport(StreamOutput):
         self._clock = clock
         self._generation = self._connection.generation
         self._cpu_ns = 0
-        self._failing_since_s: float | None = None  # of sends; none has had success since then
-        self._has_sent = False
+        self._failing_since_s: float | None = None  # of sends; the exporter has said nothing since then
+        self._is_reached = False  # it has said something
         self._counters = RecordCounters()  # of this connection
         self._earlier_counters = RecordCounters()
-        self._refusal = ""  # the exporter process says that it cannot work
 
     @classmethod
     def new(cls, interpreter: Interpreter) -> ProcessExport:
@@ -48,16 +47,6 @@ class ProcessExport(StreamOutput):
     def successor(self) -> ProcessExport:
         """Return the output of a forked child."""
         return ProcessExport(self._connection.successor())
-
-    @property
-    def failure(self) -> str:  # type: ignore[override]
-        """The reason why there is no exporter process, once it is clear that there will be none; else empty."""
-        if self._refusal or self._failing_since_s is None:
-            return self._refusal
-        failing_s = self._clock() - self._failing_since_s
-        if self._has_sent:  # one that is stopped has a connection still
-            return self._connection.failure if failing_s >= _LOST_AFTER_S else ""
-        return (self._connection.failure or "it takes no data") if failing_s >= _FALLBACK_AFTER_S else ""
 
     def settings(self, resolved: Resolved, *, is_forked_child: bool) -> dict[str, Any]:
         """Return the settings with which the exporter process exports, secrets included."""
@@ -74,11 +63,8 @@ class ProcessExport(StreamOutput):
             self._earlier_counters, self._counters = _add(self._earlier_counters, ended), RecordCounters()
             return False
         is_sent = self._connection.send(data)
-        # Who does not answer may be a child that could not become an exporter, and has not ended yet.
-        if is_sent and self._connection.is_trusted:
-            self._has_sent, self._failing_since_s = True, None
-        elif (not is_sent or self._connection.failure) and self._failing_since_s is None:
-            self._failing_since_s = self._clock()
+        if not is_sent or self._connection.failure:
+            self._note_failure()
         return is_sent
 
     def stop(self, timeout_s: float) -> None:
@@ -98,17 +84,26 @@ class ProcessExport(StreamOutput):
         """Return the CPU time of the exporter process for this process, as far as it has told."""
         return self._cpu_ns
 
+    def _note_failure(self) -> None:
+        now_s = self._clock()
+        self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
+        # The kernel takes data also for one that has not begun to read, and may end before.
+        if now_s - self._failing_since_s >= (_LOST_AFTER_S if self._is_reached else _FALLBACK_AFTER_S):
+            # One that was reached and is stopped has a connection still.
+            self.failure = self._connection.failure or ("" if self._is_reached else "it says nothing")
+
     def _receive(self) -> None:
         for message in self._connection.receive():
             try:
                 values = json.loads(message)
+                self._is_reached, self._failing_since_s, self.failure = True, None, ""
                 self._cpu_ns = values.get("cpu_ns", self._cpu_ns)
                 if "counters" in values:
                     self._counters = RecordCounters(**values["counters"])
                 if "text" in values:
                     logger.log(values["level"], "%s", values["text"])
             except (ValueError, KeyError, AttributeError, TypeError):
-                self._refusal = message.decode("utf-8", "replace")
+                self.failure = message.decode("utf-8", "replace")
 
 
 def _add(one: RecordCounters, other: RecordCounters) -> RecordCounters:

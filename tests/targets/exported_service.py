@@ -211,6 +211,10 @@ def leave_interpreters() -> None:
     os.chdir("/")
 
 
+def replace_interpreter() -> None:
+    sys.executable = os.environ["INTERPRETER"]
+
+
 def confine() -> None:
     """Let no program be executed; gevent, which could have gRPC loaded on another thread, is not there."""
     seccomp.refuse("execve", errno.EACCES)
@@ -232,6 +236,7 @@ CONDITIONS: dict[str, Callable[[], None]] = {
     "deep stacks": overflow,
     "frozen": freeze,
     "no interpreter": hide_interpreter,
+    "other interpreter": replace_interpreter,
     "subreaper": become_subreaper,
 }
 

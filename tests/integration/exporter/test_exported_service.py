@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,6 +209,16 @@ def test_service_in_a_chroot_without_an_interpreter_exports_by_itself(tmp_path: 
             assert "no Python 3." in target.output
             target.tell("stop")
             assert target.finish() == 0, target.output
+
+
+def test_service_whose_exporter_ends_at_once_exports_by_itself(tmp_path: Path) -> None:
+    useless = tmp_path / f"python{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
+    useless.symlink_to(shutil.which("false") or "")
+    with Receiver() as receiver, _service(receiver.url, "other interpreter", INTERPRETER=str(useless)) as target:
+        target.line("records are made and exported by threads of this process: ")
+        receiver.record(_is_of_cart)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
 
 
 def test_service_that_can_start_no_exporter_exports_by_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import FACTORY, exporter_pid, wait_for_end
 
 from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, ExporterConnection
-from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
+from splunk_profiler.exporter_process.launch import Interpreter, Launcher, find_interpreter
 from splunk_profiler.lifecycle.process_export import ProcessExport
 
 
@@ -51,7 +52,9 @@ def test_output_whose_exporter_cannot_be_started_again_has_none(
     connection = ExporterConnection(launch, os.urandom(16).hex(), lambda: now_s)
     output = ProcessExport(connection, lambda: now_s)
     pid = exporter_pid(connection)
-    assert output.send(b"drop\n")
+    assert output.send(b'{"cpu_ns": 7}\n')
+    while output.cpu_ns() != 7:  # its session sends it back
+        assert output.send(b"drop\n")
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid)
     while output.send(b"drop\n"):
@@ -61,4 +64,18 @@ def test_output_whose_exporter_cannot_be_started_again_has_none(
         now_s += 12
         assert not output.send(b"drop\n")
     assert output.failure == "no process here"
+    output.stop(0)
+
+
+def test_output_whose_exporter_ends_before_it_serves_has_none() -> None:
+    start_s = now_s = time.monotonic()
+    ending = Interpreter(shutil.which("false") or "", "", ())
+    connection = ExporterConnection(Launcher(ending), os.urandom(16).hex(), lambda: now_s)
+    output = ProcessExport(connection, lambda: now_s)
+    while not output.failure:
+        assert now_s < start_s + 10  # it is started again meanwhile, and takes what the kernel keeps
+        while output.send(b"lost\n"):
+            pass
+        now_s += 1
+    assert now_s > start_s + 3
     output.stop(0)
