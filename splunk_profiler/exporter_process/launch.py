@@ -30,7 +30,9 @@ _PROGRAM = Path(__file__).with_name("__main__.py")
 INHERITED_VARIABLES: Mapping[str, str] = {
     "SPLUNK_PROFILER_*": "our settings",
     "SPLUNK_SNAPSHOT_*": "our settings",
-    "OTEL_*": "endpoint, headers, certificates and limits of the export; attributes of the resource",
+    "OTEL_SERVICE_NAME": "the resource, which the SDK detects; all else of OTEL_* comes with the stream",
+    "OTEL_RESOURCE_ATTRIBUTES": "the same",
+    "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "the same",
     "DD_TAGS": "tags of profiles for a Datadog agent",
     "GRPC_*": "gRPC's own settings: DNS, roots, logging",
     "http_proxy": "the way to the endpoint, for gRPC and HTTP",
