@@ -197,8 +197,7 @@ class Recording:
             names: of the facets; None for all that are shown.
             search: only values that have this text, without regard to case.
 
-        Of a source in several parts a trace has its weight in those where it is one of the heaviest two hundred, of
-        the part and then of all parts.
+        Of a source in parts a trace has its weight where it is one of the heaviest two hundred, of a part and of all.
 
         Raises:
             ValueError: there is no such facet.
@@ -322,8 +321,7 @@ class Recording:
 
     def _sum_traces(self, selection: Selection, step_ns: int = 0, search: str = "") -> tuple[Counter[str], int]:
         """Return the weights of the heaviest traces of each part, and of these, and how many others the parts have."""
-        parts = [(np.zeros(0, "S1"), np.zeros(0))]
-        count = 0
+        parts, count = [(np.zeros(0, "S1"), np.zeros(0))], 0
         for columns, rows in self._rows(selection, step_ns):
             spans = columns.spans
             by_span = np.bincount(columns.span[rows], columns.weights[selection.value][rows], len(spans.ids))
