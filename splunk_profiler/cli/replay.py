@@ -25,7 +25,7 @@ from splunk_profiler.config.parsers import ConfigError
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.exporter_process.pipelines import make_pipeline
 from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
-from splunk_profiler.stream.captured import CapturesLost, Item, ProcessStarted, ResourceChanged
+from splunk_profiler.stream.captured import CapturedSnapshot, CapturesLost, Item, ProcessStarted, ResourceChanged
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.reader import StreamReader
 
@@ -114,6 +114,8 @@ class Playback:
             self._lost_snapshots += item.snapshots
         elif self._pipeline is not None:
             self._pipeline.take(item)
+            if isinstance(item, CapturedSnapshot):  # one as often as the exporter process ticks, or more often
+                self._pipeline.tick(item.instant_ns)
 
     def _settings(self, started: ProcessStarted) -> Config:
         known = {item.name for item in fields(Config)}
