@@ -105,10 +105,21 @@ static void arrange_signals(void)
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
+/* Beside a real-time host the exporter would be one, too. Its nice value stays, and any other policy. */
+static void leave_real_time(void)
+{
+    const struct sched_param usual = {.sched_priority = 0};
+    const long policy = syscall(SYS_sched_getscheduler, 0); /* musl's functions do nothing */
+    if (policy == SCHED_FIFO || policy == SCHED_RR) {
+        (void)syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, &usual);
+    }
+}
+
 static int run_exporter(void *argument)
 {
     spawn_request *request = argument;
     (void)setsid();
+    leave_real_time();
     if (arrange_descriptors(request->descriptor)) {
         arrange_signals();
         (void)execve(request->arguments[0], request->arguments, request->environment);

@@ -15,6 +15,7 @@ STATE: dict[str, Any] = {
     "parent": os.getppid(),
     "session": os.getsid(0),
     "nice": os.nice(0),
+    "policy": os.sched_getscheduler(0),
     "descriptors": {},
     "blocked": int(STATUS["SigBlk"], 16),
     "ignored": int(STATUS["SigIgn"], 16),

@@ -57,12 +57,18 @@ def _hide_proc() -> None:
     os.chroot(_PROGRAM.parent)  # no program is needed: the error comes before
 
 
+def _schedule(policy: int, priority: int = 0) -> None:
+    os.sched_setscheduler(0, policy, os.sched_param(priority))  # of this thread
+
+
 CONDITIONS: dict[str, Callable[[], object]] = {
     "plain": lambda: None,
     "blocked signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGINT}),
     "descriptors": _open_others,
     "no close_range": _open_others_without_close_range,
     "no list of descriptors": _hide_proc,
+    "real time": lambda: _schedule(os.SCHED_RR, 10),
+    "batch": lambda: _schedule(os.SCHED_BATCH),
     "subreaper": _become_subreaper,
     "process limit": _limit_processes,
     "no clone": seccomp.refuse_vfork,

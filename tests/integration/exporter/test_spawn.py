@@ -52,6 +52,16 @@ def test_spawned_program_has_nothing_of_its_host(condition: str) -> None:
     assert {**state["environment"], "LC_CTYPE": ""} == {"ONLY": "\udcff", "LC_CTYPE": ""}  # Python sets LC_CTYPE
 
 
+def test_spawned_program_of_a_real_time_host_is_not_real_time() -> None:
+    if subprocess.run(["chrt", "--rr", "10", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("the kernel refuses real-time scheduling")
+    assert _spawn_under("real time")["policy"] == os.SCHED_OTHER
+
+
+def test_spawned_program_of_a_batch_host_is_one_too() -> None:
+    assert _spawn_under("batch")["policy"] == os.SCHED_BATCH
+
+
 @pytest.mark.parametrize(
     ("condition", "error"),
     [
