@@ -52,14 +52,28 @@ class _Texts(Found):
         for hash_, body in self.bodies.items():
             with suppress(ValueError):
                 texts[hash_] = reader.read_text(body)
-        for step_ns, service, version, host, pid, name, is_kept, trace, span, hash_, is_allocation, *sums in self.rows:
+        for (
+            step_ns,
+            service,
+            version,
+            host,
+            pid,
+            runtime_id,
+            name,
+            is_kept,
+            trace,
+            span,
+            hash_,
+            is_allocation,
+            *sums,
+        ) in self.rows:
             count, period_ms, allocated = map(int, sums)
             has_all_ids &= bool(is_kept)
             if (text := texts.get(hash_)) is None:
                 reader.unread += count
                 continue
             reader.add_stack(
-                make_sender(service, version, host, pid),
+                make_sender(service, version, host, pid, runtime_id),
                 text.stack,
                 int(step_ns),
                 text_weights(bool(is_allocation), count, period_ms, parse_int(allocated)),
@@ -75,9 +89,9 @@ class _Profiles(Found):
     """The newest profiles."""
 
     def add_to(self, reader: RecordReader) -> bool:
-        for service, version, host, pid, body in self.rows:
+        for service, version, host, pid, runtime_id, body in self.rows:
             try:
-                reader.add_message(make_sender(service, version, host, pid), decode_body(body))
+                reader.add_message(make_sender(service, version, host, pid, runtime_id), decode_body(body))
             except ValueError:
                 reader.unread += 1
         return True

@@ -27,7 +27,21 @@ class _Samples(Found):
         has_all_ids = True
         stacks = {hash_: reader.stack(places) for hash_, places in self.stacks.items()}
         unknown = reader.stack([])
-        for step_ns, service, version, host, pid, name, is_kept, trace, span, hash_, *described, sum_ in self.rows:
+        for (
+            step_ns,
+            service,
+            version,
+            host,
+            pid,
+            runtime_id,
+            name,
+            is_kept,
+            trace,
+            span,
+            hash_,
+            *described,
+            sum_,
+        ) in self.rows:
             has_all_ids &= bool(is_kept)
             thread, kind, unit, period_kind, period_unit, period = described
             values = {kind or "samples": (int(sum_), unit)}
@@ -35,7 +49,7 @@ class _Samples(Found):
                 values.setdefault(period_kind, (int(sum_) * int(period), period_unit))
             reader.recording.units.update((each, of) for each, (_, of) in values.items())
             reader.add_stack(
-                make_sender(service, version, host, pid),
+                make_sender(service, version, host, pid, runtime_id),
                 stacks.get(hash_, unknown),
                 int(step_ns),
                 {each: value for each, (value, _) in values.items()},
@@ -68,7 +82,7 @@ class ProfileTable(SampleTable):
         return [_Samples(rows, {hash_: list(map(_place, *columns)) for hash_, *columns in stacks})]
 
     def _sender(self) -> tuple[str, ...]:
-        return self._service(), *map(self._described, ("service.version", "host.name", "process.pid"))
+        return self._service(), *map(self._described, ("service.version", "host.name", "process.pid", "runtime-id"))
 
     def _service(self) -> str:
         executable = self._described("process.executable.name")

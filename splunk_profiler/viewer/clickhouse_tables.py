@@ -198,8 +198,8 @@ class SampleTable:
         return f"if(trimLeft(replaceAll(r.SpanId, '0', ' ')) = '', '{OUTSIDE}', {name})"
 
     def _sender(self) -> tuple[str, ...]:
-        """Return service, version, host and process as columns."""
-        names = ("service.version", "host.name", "process.pid")
+        """Return what `make_sender` takes as columns."""
+        names = ("service.version", "host.name", "process.pid", "runtime-id")
         return self._service(), *(self._attribute("ResourceAttributes", name) for name in names)
 
     def _service(self) -> str:

@@ -132,6 +132,19 @@ def last_times(groups: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
     return last_ns
 
 
+def without_ended(last_ns: Numbers, count: int, profiles: Sequence[Columns]) -> Numbers:
+    """Return when the last profile of each process was, -1 where it has ended; each `count` of them are of one step.
+
+    It has ended if the newest of its step is later by more than two of the longest profiles. Not known without lengths.
+    """
+    silence_ns = 2 * max((each.longest_ns for each in profiles), default=0)
+    if not silence_ns:
+        return last_ns
+    steps = np.pad(last_ns, (0, -len(last_ns) % count)).reshape(-1, count)
+    ended = steps < steps.max(axis=1, keepdims=True) - silence_ns
+    return np.where(ended, -1, steps).ravel()
+
+
 def span_keys(keys: Sequence[SpanKey]) -> SpanKeys:
     """Return spans, of which the first is `NO_SPAN`, as arrays."""
     traces: dict[str, int] = {}

@@ -11,11 +11,13 @@ from typing import BinaryIO
 from splunk_profiler.viewer.otlp_files import PROFILE_SUFFIXES, REQUEST_SUFFIXES, SNAPSHOT, SourceError, find_files
 from splunk_profiler.viewer.profile_messages import decode
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.records import RecordReader, Sender
+from splunk_profiler.viewer.records import RecordReader, make_sender
 from splunk_profiler.viewer.source import Source
 
 _SUFFIXES = (*REQUEST_SUFFIXES, *PROFILE_SUFFIXES)
-_PROFILE_NAME = re.compile(r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-[0-9a-f]{8}-\d+(?P<kind>(-[a-z]+)*)\.pprof")
+_PROFILE_NAME = re.compile(
+    r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-(?P<run>[0-9a-f]{8})-\d+(?P<kind>(-[a-z]+)*)\.pprof"
+)
 _PROFILE_SUFFIX = re.compile(f"({'|'.join(map(re.escape, PROFILE_SUFFIXES))})$")
 
 
@@ -88,13 +90,13 @@ class LiveFiles(Source):
         found = _PROFILE_NAME.fullmatch(path.name)
         if found is not None and found["kind"].endswith(f"-{SNAPSHOT}"):
             return
-        service, pid = (_PROFILE_SUFFIX.sub("", path.name), "") if found is None else (found["service"], found["pid"])
+        names = (_PROFILE_SUFFIX.sub("", path.name), "", "") if found is None else found.group("service", "pid", "run")
         try:
             content = path.read_bytes()
         except FileNotFoundError:  # the oldest are removed
             return
         try:
-            self._reader.add_message(Sender(service, "", f"{service} {pid}".strip()), decode(content))
+            self._reader.add_message(make_sender(names[0], "", "", *names[1:]), decode(content))
         except ValueError:
             self._reader.unread += 1
 

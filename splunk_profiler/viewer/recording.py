@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, last_times
+from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, last_times, without_ended
 from splunk_profiler.viewer.labels import Labels
 from splunk_profiler.viewer.latest_answers import LatestAnswers
 from splunk_profiler.viewer.model import (
@@ -40,8 +40,6 @@ _ROWS_AT_ONCE = 500_000
 _KEPT_WEIGHTS = 4  # of the last selections and what they are compared with
 _OF_SPANS = frozenset({TRACE, SPAN_ID})
 IN_USE = "inuse_"  # begins values that say what is, not what was added: those of the last profile count
-
-
 _Rows = tuple[Columns, slice | Numbers]
 
 
@@ -139,11 +137,11 @@ class Recording:
         facets = self.facets[place.builder.facets(place.row)]
         place.builder.set_facets(place.row, self.facets_id(facets.named(name)))
 
-    def note_heap(self, process: str, time_ns: int) -> None:
+    def note_heap(self, process: str, time_ns: int, duration_ns: int = 0) -> None:
         """Note a profile of what is in use: what it does not have is not in use any more."""
         facets = self.facets_id(Facets("", "", process, "", "", "", ""))
         nothing = {name: 0 for name in self.units if name.startswith(IN_USE)}
-        self.add(Sample(time_ns, self.stacks.place(b""), facets, nothing))
+        self.add(Sample(time_ns, self.stacks.place(b""), facets, nothing, duration_ns=duration_ns))
 
     def clear_added(self) -> None:
         """Forget the samples that were added one by one."""
@@ -288,15 +286,16 @@ class Recording:
             yield columns, rows.start + np.flatnonzero(np.logical_and.reduce(masks)) if masks else rows
 
     def _last_profiles(self, selection: Selection, step_ns: int) -> Numbers:
-        """Return when the last profile of each process was, in each step of the selected time."""
-        return last_times(
+        """Return when the last profile of each process was, in each step of the selected time; -1: it has ended."""
+        chosen = [columns for columns in self.columns() if selection.value in columns.weights]
+        last_ns = last_times(
             [
                 (self._profile_of(columns, step_ns)[rows], columns.time_ns[rows])
-                for columns in self.columns()
-                if selection.value in columns.weights
+                for columns in chosen
                 for rows in [columns.rows_between(selection.since_ns, selection.until_ns)]
             ]
         )
+        return without_ended(last_ns, len(self._codes_of("process")[1]), chosen)
 
     def _profile_of(self, columns: Columns, step_ns: int) -> Numbers:
         """Return for each sample a number for its process and its step."""

@@ -58,10 +58,13 @@ class Sender(NamedTuple):
     process: str
 
 
-def make_sender(service: str, version: str, host: str, pid: str) -> Sender:
-    """Return the sender with these attributes of its resource, which may be empty."""
+def make_sender(service: str, version: str, host: str, pid: str, runtime_id: str) -> Sender:
+    """Return the sender with these attributes of its resource, which may be empty.
+
+    In containers each process has the id 1, so a part of the runtime id tells them apart.
+    """
     service = service or UNKNOWN_SERVICE
-    return Sender(service, version, " ".join(part for part in (service, host, pid) if part))
+    return Sender(service, version, " ".join(part for part in (service, host, pid, runtime_id[:8]) if part))
 
 
 def text_weights(is_allocation: bool, count: int, period_ms: int, allocated: int) -> dict[str, int]:
@@ -72,7 +75,7 @@ def text_weights(is_allocation: bool, count: int, period_ms: int, allocated: int
 def sender_of(resource: dict[str, Any]) -> Sender:
     """Return the sender of the logs or spans of a resource."""
     described = attributes(resource.get("resource", {}))
-    names = ("service.name", "service.version", "host.name", "process.pid")
+    names = ("service.name", "service.version", "host.name", "process.pid", "runtime-id")
     return make_sender(*(str(described.get(name, "")) for name in names))
 
 
@@ -158,7 +161,7 @@ class RecordReader:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.recording.units.update(units)
         if any(name.startswith(IN_USE) for name in units):
-            self.recording.note_heap(sender.process, message.time_nanos)
+            self.recording.note_heap(sender.process, message.time_nanos, message.duration_nanos)
         frames = {location: b"".join(map(self._pack, reversed(lines))) for location, lines in places.items()}
         for locations, labels, weights in samples:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}

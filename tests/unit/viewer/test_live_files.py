@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +102,19 @@ def test_what_is_no_record_is_counted(tmp_path: Path) -> None:
     assert files.unread == 4
 
 
+def test_processes_of_two_containers_with_the_same_id_are_two(tmp_path: Path) -> None:
+    names = ("service.name", "process.pid", "runtime-id")
+    for number in "12":
+        values = {"service.name": "shop", "process.pid": "1", "runtime-id": number * 36}
+        described = [{"key": name, "value": {"stringValue": values[name]}} for name in names]
+        line = json.loads(sample_line())
+        line["resourceLogs"][0]["resource"] = {"attributes": described}
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(line) + "\n", "utf-8")
+    found = LiveFiles(tmp_path)
+    found.refresh()
+    assert {facets.process for facets in found.recording.facets} == {"shop 1 11111111", "shop 1 22222222"}
+
+
 def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_path: Path) -> None:
     whole = encode_whole(small_profile()).gzipped
     written = "-20261123T101112131Z-77-0a1b2c3d-1"
@@ -113,7 +127,7 @@ def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_pa
     files.refresh()
     wall = sum(each.wall_ns for each in small_profile().aggregates)
     assert dict(files.recording.facet_values(Selection("wall"))["process"].values) == {
-        "shop-eu 77": wall,
+        "shop-eu 77 0a1b2c3d": wall,
         "by_hand": wall,
     }
     assert files.unread == 1

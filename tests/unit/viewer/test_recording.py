@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -113,6 +115,16 @@ def test_memory_that_the_last_profile_lacks_is_freed_whatever_is_chosen() -> Non
     assert total(found, Selection("inuse_space")) == 0
     assert total(found, Selection("inuse_space", until_ns=20)) == 100
     assert found.timeline(Selection("inuse_space"), "endpoint", 3).series == [("a", [100, 0, 0]), ("b", [0, 7, 0])]
+
+
+def test_memory_of_processes_that_ended_is_not_in_use() -> None:
+    found = recording(*((10 * number, str(number), "a", {"inuse_space": 1 << number}) for number in range(6)))
+    whole = Selection("inuse_space")
+    assert total(found, whole) == 63  # how long a profile is is not known
+    found.note_heap("5", 50, duration_ns=10)
+    assert total(found, whole) == 8 + 16 + 32
+    assert total(found, replace(whole, until_ns=45)) == 4 + 8 + 16
+    assert found.timeline(whole, "endpoint", 2).series == [("a", [1 + 2 + 4, 8 + 16 + 32])]
 
 
 def test_samples_are_by_time_whatever_order_they_came_in() -> None:
