@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -13,14 +15,26 @@ _PREFIXES = ("OTEL_", "SPLUNK_", "DD_")  # of the variables that settings may co
 
 
 def to_values(resolved: Resolved) -> dict[str, Any]:
-    """Return the settings, secrets included."""
-    config = resolved.config
+    """Return the settings, secrets included. The exporter process has another working directory: paths are absolute."""
+    config, endpoint, certificates = resolved.config, resolved.endpoint, resolved.transport.certificates
     values = {item.name: getattr(config, item.name) for item in fields(config)}
+    origins = dict(resolved.origins)
+    if endpoint is not None and endpoint.path:
+        values["logs_endpoint"], origins["logs_endpoint"] = f"unix:{absolute(endpoint.path)}", endpoint.setting
+    variables = {name: value for name, value in environment().items() if name.startswith(_PREFIXES)}
+    variables.update(zip(certificates.settings, map(absolute, certificates.files), strict=True))
     return {
         "config": {item.name: values[item.name] for item in fields(config) if values[item.name] != item.default},
-        "origins": dict(resolved.origins),
-        "environment": {name: value for name, value in environment().items() if name.startswith(_PREFIXES)},
+        "origins": origins,
+        "environment": variables,
     }
+
+
+def absolute(path: str) -> str:
+    """Return the absolute path; `path` itself if it is empty, or where there is no working directory."""
+    with suppress(OSError):
+        return path and os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118  # text, which keeps a final slash
+    return path
 
 
 def from_values(values: Mapping[str, Any]) -> Resolved:

@@ -48,6 +48,8 @@ def main() -> None:
         Path("/proc/self/comm").write_text(COMMAND_NAME, "utf-8")
     gc.set_threshold(_GC_THRESHOLD)
     sys.path[:] = settings["path"]
+    if settings["leaves_directory"]:
+        os.chdir("/")
     import socket  # noqa: PLC0415  # `launch` imports this module in the host, which may not have loaded it
 
     listener = socket.socket(fileno=_LISTENER)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from splunk_profiler.config import environment
+from splunk_profiler.config.handover import absolute
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.exporter_process.__main__ import VARIABLE
 from splunk_profiler.system.printable import printable
@@ -58,6 +59,8 @@ ALLOCATION: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
 }
+# Relative ones start from the host's working directory, which the exporter leaves: its file system may be unmounted.
+_PATHS = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "TMPDIR")
 _UPPERCASE_TOO = "_proxy"
 # A credential provider, which is code of the user's, may need any variable of its cloud (AWS_*, GOOGLE_*). With one of
 # these the exporter inherits all but what changes the interpreter.
@@ -216,16 +219,17 @@ class Launcher:
 
     def environment(self, env: Mapping[str, str], token: str) -> dict[str, str]:
         """Return the exporter's environment, from the host's."""
+        has_provider = any(env.get(name, "").strip() for name in _PROVIDERS)
         settings = {
+            "leaves_directory": not has_provider,  # any variable of a provider's may be a relative path
             "path": [*_absolute_path()],
             "package": [*sys.modules["splunk_profiler"].__path__],
             "factory": self.factory,
             "token": token,
             "cache_tag": sys.implementation.cache_tag,
         }
-        has_provider = any(env.get(name, "").strip() for name in _PROVIDERS)
         inherited = {
-            name: value
+            name: absolute(value) if name in _PATHS else value
             for name, value in env.items()
             if _is_inherited(name) or (has_provider and not name.startswith(_NEVER_INHERITED))
         }

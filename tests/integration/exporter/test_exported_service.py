@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import CertificateFiles
 from exporter_processes import exporters_with_variable, find_exporters, wait_for_end
 from pid_namespace import NAMESPACE, process_1, skip_without_namespace
 from receiver_process import Receiver
@@ -138,6 +139,25 @@ def test_service_that_becomes_another_user_goes_on_being_exported() -> None:
         changed_ns = time.time_ns()
         receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > changed_ns)
         assert find_exporters(target.pid) == [exporter]
+
+
+def test_exporter_has_no_directory_of_a_service_with_relative_settings(tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path)
+    certificates = {
+        "OTEL_EXPORTER_OTLP_INSECURE": "false",  # TLS for a Unix socket, too
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": files.authority.name,
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": files.client_cert.name,
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY": files.client_key.name,
+    }
+    socket = tmp_path / "collector.socket"
+    with Receiver(path=socket, cert=files.cert, key=files.key, client_ca=files.authority) as receiver:
+        env = profiling_settings(f"unix:{socket.name}", 10, **certificates)
+        with Target("exported_service.py", env=env, cwd=tmp_path) as target:
+            receiver.record(_is_of_cart)
+            (exporter,) = find_exporters(target.pid)
+            assert Path(f"/proc/{exporter}/cwd").readlink() == Path("/")
+            target.tell("stop")
+            assert target.finish() == 0, target.output
 
 
 def test_failed_delivery_is_logged_by_the_service() -> None:

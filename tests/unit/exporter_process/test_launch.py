@@ -121,12 +121,22 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
     assert made.keys() - {VARIABLE, *ALLOCATION} == needed.keys()
 
 
+def test_environment_has_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = LAUNCHER.environment({"SSL_CERT_FILE": "ca.pem", "SSL_CERT_DIR": "/certs", "TMPDIR": ""}, "token")
+    assert (made["SSL_CERT_FILE"], made["SSL_CERT_DIR"], made["TMPDIR"]) == (f"{tmp_path}/ca.pem", "/certs", "")
+    shutil.rmtree(tmp_path)
+    assert LAUNCHER.environment({"SSL_CERT_FILE": "ca.pem"}, "token")["SSL_CERT_FILE"] == "ca.pem"
+
+
 @pytest.mark.parametrize("kind", ["", "LOGS_"])
 def test_environment_for_a_credential_provider_is_the_hosts(kind: str) -> None:
     name = f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER"
     needed = {name: "cloud", "AWS_SECRET_ACCESS_KEY": "1", "GOOGLE_APPLICATION_CREDENTIALS": "1"}
     other = dict.fromkeys(("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP"), "1")
-    assert LAUNCHER.environment({**needed, **other}, "token").keys() - {VARIABLE, *ALLOCATION} == needed.keys()
+    made = LAUNCHER.environment({**needed, **other}, "token")
+    assert made.keys() - {VARIABLE, *ALLOCATION} == needed.keys()
+    assert json.loads(made[VARIABLE])["leaves_directory"] is False
     assert LAUNCHER.environment({**needed, name: " "}, "token").keys() == {VARIABLE, *ALLOCATION}
 
 
