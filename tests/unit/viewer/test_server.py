@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.exports import PAGE_FILES
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.profile_messages import decode
-from splunk_profiler.viewer.server import make_app, own_origins
+from splunk_profiler.viewer.server import listen, make_app, own_origins
 
 PATHS = ["/", *(f"/{name}" for name in PAGE_FILES), "/api/overview", "/api/flame?value=wall", "/nothing"]
 
@@ -255,3 +256,10 @@ def test_an_unknown_format_is_explained(client: TestClient) -> None:
 
 def test_a_name_to_listen_on_is_known_in_any_case() -> None:
     assert own_origins("Profiles.Example", 8000, [])["profiles.example:8000"] == {"http://profiles.example:8000"}
+
+
+def test_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
