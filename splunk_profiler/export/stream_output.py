@@ -9,7 +9,7 @@ from splunk_profiler.model import RecordCounters
 
 
 class StreamOutput:
-    """The output of a stream. The methods here are those of one that neither starts nor holds anything.
+    """The output of a stream. The methods here are those of one that takes, starts and holds nothing.
 
     Attributes:
         failure: the reason why the output will never work, once that is clear; else empty.
@@ -26,9 +26,9 @@ class StreamOutput:
     def start(self) -> None:
         """Start what has to run before the first `send`; `RuntimeError` if the process can make no more threads."""
 
-    def send(self, data: bytes) -> bool:
+    def send(self, data: bytes) -> bool:  # noqa: ARG002  # as other outputs
         """Take further bytes whole, without waiting; return False if they are lost and the stream has to begin anew."""
-        raise NotImplementedError
+        return False
 
     def stop(self, timeout_s: float) -> None:
         """Have everything sent on and end, within about `timeout_s` seconds."""

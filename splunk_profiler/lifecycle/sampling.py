@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from splunk_profiler.activation import FORK_GATE
 from splunk_profiler.capture.events import EventSources, make_sources
@@ -38,9 +38,6 @@ from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import ShortTurns
 from splunk_profiler.user_labels import sample_labels
 from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
-
-if TYPE_CHECKING:
-    from splunk_profiler.lifecycle.local_export import LocalExport
 
 _FIRST_SEND_S = 0.5  # for the exporter process to be ready when the first samples come
 _AUDIT_S = 1.0  # between two audits of what is published: beside busy threads, each waits for the GIL
@@ -218,10 +215,14 @@ class Sampling:
                 logger.log(level, "records are made and exported by threads of this process: %s", error)
             return self._make_local_export(None, loads_at_start=True)
 
-    def _make_local_export(self, inherited: StreamOutput | None, *, loads_at_start: bool) -> LocalExport:
-        with FORK_GATE, ShortTurns():  # a child that is forked meanwhile could not import it
-            from splunk_profiler.lifecycle.local_export import LocalExport  # noqa: PLC0415  # needless in most processes
-
+    def _make_local_export(self, inherited: StreamOutput | None, *, loads_at_start: bool) -> StreamOutput:
+        """Return an output in this process; one that takes nothing if a change of root or user hides our modules."""
+        try:
+            with FORK_GATE, ShortTurns():  # a child that is forked meanwhile could not import it
+                from splunk_profiler.lifecycle.local_export import LocalExport  # noqa: PLC0415  # needless in most
+        except (ImportError, FileNotFoundError, PermissionError) as error:
+            logger.warning("no records are exported: what makes them cannot be loaded: %s", error)
+            return StreamOutput()
         return LocalExport(
             self._resolved,
             self.resource_tagger,
@@ -292,7 +293,8 @@ class Sampling:
             self._output_guard.note(error)
             return
         previous.stop(0)
-        logger.warning("records are made and exported by threads of this process: %s", reason)
+        if type(output) is not StreamOutput:
+            logger.warning("records are made and exported by threads of this process: %s", reason)
         self._start_stream()
         self._recorder.restart()
 

@@ -1,4 +1,4 @@
-"""A service whose captures go to an exporter process: ``exported_service.py [CONDITION]``.
+"""A service whose captures go to an exporter process: ``exported_service.py [CONDITION]``, or a change at the start.
 
 Works in spans until a line ``stop``, after ``ready``. A line ``modules`` is answered with the modules that are loaded
 and only an exporter needs, the names of the profiler's threads, and that of the thread that has imported gRPC, as JSON;
@@ -242,12 +242,15 @@ CONDITIONS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    if any(sys.argv[1:]):
-        CONDITIONS[sys.argv[1]]()
+    condition = "".join(sys.argv[1:])
+    if condition in CONDITIONS:
+        CONDITIONS[condition]()
     finder = GrpcFinder()
     sys.meta_path.insert(0, finder)
     trace.set_tracer_provider(TracerProvider(resource=Resource({"service.name": "exported"})))
     assert splunk_profiler.start()
+    if condition and condition not in CONDITIONS:
+        CHANGES[condition]()
     over, serving = start_serving()
     print("ready", flush=True)
     for line in sys.stdin:

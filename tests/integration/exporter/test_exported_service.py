@@ -258,6 +258,17 @@ def test_service_that_can_start_no_exporter_exports_by_itself() -> None:
         assert target.finish() == 0, target.output
 
 
+def test_service_that_leaves_all_modules_is_told_that_nothing_is_exported() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("chroot needs root")
+    with _service("http://127.0.0.1:9", "no program") as target:
+        assert "local_export.py" in target.line("no records are exported: ")
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+        assert target.output.count("no records are exported") == 1
+        assert "Traceback" not in target.output
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
