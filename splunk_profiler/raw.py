@@ -157,6 +157,7 @@ class TickerCounters(NamedTuple):
         allocations: sampled allocations.
         allocations_lost: those without room; their weight is missing.
         live_evicted: sampled blocks in use that are no longer followed, as there were too many.
+        live_forgotten: those of which the end may have been missed, as another library had removed the hooks.
         allocation_ns_sum: time inside captures of allocations.
         look_ns_sum: time inside looks at event loops.
     """
@@ -172,6 +173,7 @@ class TickerCounters(NamedTuple):
     allocations: int = 0
     allocations_lost: int = 0
     live_evicted: int = 0
+    live_forgotten: int = 0
     allocation_ns_sum: int = 0
     look_ns_sum: int = 0
 

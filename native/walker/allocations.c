@@ -325,7 +325,7 @@ PyObject *allocations_drain(ticker_state *ticker, const module_state *module)
     hooks_state hooks =
         atomic_load(&sampling.ticker) == ticker ? allocator_hooks_install(log->live != NULL) : HOOKS_STAYED;
     if (hooks != HOOKS_STAYED && log->live != NULL) {
-        live_heap_end_all(log->live);
+        ticker_state_count(ticker, COUNTERS_live_forgotten, (int64_t)live_heap_end_all(log->live));
     }
     recent_stacks_clear(ticker, &log->stacks);
     merge_ended(ticker, log);

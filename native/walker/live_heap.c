@@ -131,11 +131,13 @@ void live_heap_end(live_heap *heap, const void *memory)
     }
 }
 
-void live_heap_end_all(live_heap *heap)
+size_t live_heap_end_all(live_heap *heap)
 {
-    while (heap->oldest != NONE) {
+    size_t count = 0;
+    for (; heap->oldest != NONE; count++) {
         remove_slot(heap, find_slot(heap, heap->blocks[heap->oldest].address));
     }
+    return count;
 }
 
 bool live_heap_report(live_heap *heap, const void *memory, uint64_t id)

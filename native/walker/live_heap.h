@@ -54,7 +54,8 @@ void live_heap_close(void);           /* no block is looked for any more; their 
 bool live_heap_add(live_heap *heap, const void *memory, uint64_t id);
 /* Forget a block if it is there. */
 void live_heap_end(live_heap *heap, const void *memory);
-void live_heap_end_all(live_heap *heap);
+/* Forget all blocks; return how many there were. */
+size_t live_heap_end_all(live_heap *heap);
 /* Return true if the block of the oldest undrained sample is in use. From now on its end is reported. */
 bool live_heap_report(live_heap *heap, const void *memory, uint64_t id);
 

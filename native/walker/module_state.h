@@ -30,8 +30,8 @@
 #define TICKER_COUNTERS_FIELDS(X) \
     X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) X(COUNTERS, overwritten) \
     X(COUNTERS, latency_ns_max) X(COUNTERS, latency_ns_sum) X(COUNTERS, gil_held_ns_sum) \
-    X(COUNTERS, allocations) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, allocation_ns_sum) \
-    X(COUNTERS, look_ns_sum)
+    X(COUNTERS, allocations) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, live_forgotten) \
+    X(COUNTERS, allocation_ns_sum) X(COUNTERS, look_ns_sum)
 /* clang-format on */
 
 #define FIELD_INDEX(tuple, field) tuple##_##field,

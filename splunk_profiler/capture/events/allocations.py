@@ -68,6 +68,11 @@ class AllocationEventSource(EventSource):
                 "memory in use is missing in the profiles: too many sampled blocks are in use;"
                 " raise SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES"
             )
+        if counters.live_forgotten:
+            self._once_log.log(
+                "memory in use is missing in the profiles: another library has removed the hooks of the allocators"
+                " for a while; start tracemalloc and the like before the profiler, or leave them on"
+            )
         events: list[RawEvent | RawBlocksEnded] = [_make_event(each) for each in allocations]
         return [*events, RawBlocksEnded(ended)] if ended else events
 
