@@ -12,25 +12,31 @@ from splunk_profiler.system.threads import WakeEvent
 
 _MAX_SERVICE_NAME_WAIT_S = 5.0
 _POLL_INTERVAL_S = 0.05
-_RETRY_PAUSE_S = 30.0  # after a failure to open; each attempt may import
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0  # after a failure to open; each attempt may import
 
 
 class DeferredSink(Generic[Record]):
     """A sink that opens the real sink before the first export.
 
     Args:
-        open_sink: makes the real sink; called on the exporting thread, again 30 seconds after it has failed.
+        open_sink: makes the real sink; called on the exporting thread, again 1, 2, 4 … 30 seconds after it has failed.
         is_service_known: called after `open_sink`, until it returns True.
+        clock: for the pauses, in seconds.
     """
 
     def __init__(
-        self, open_sink: Callable[[], Sink[Record]], is_service_known: Callable[[], bool] | None = None
+        self,
+        open_sink: Callable[[], Sink[Record]],
+        is_service_known: Callable[[], bool] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_sink = open_sink
+        self._clock = clock
         self._is_service_known = is_service_known
         self._sink: Sink[Record] | None = None
         self._open_error = ""
-        self._next_open_s = 0.0
+        self._next_open_s, self._pause_s = 0.0, _FIRST_PAUSE_S
         self._shutdown_begun = WakeEvent()
         self._shutdown_timeout_s: float | None = None
         self._is_closed = False
@@ -57,7 +63,7 @@ class DeferredSink(Generic[Record]):
         """Open the sink if necessary and send `batch`."""
         self._try_to_open()
         if self._sink is None:
-            return ExportResult(ExportStatus.REJECTED, self._open_error)
+            return ExportResult(ExportStatus.RETRY, self._open_error)  # there may be no room for a thread
         return self._sink.export(batch)
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
@@ -83,12 +89,13 @@ class DeferredSink(Generic[Record]):
         """Wait until the sink may be opened."""
 
     def _try_to_open(self) -> None:
-        if self._sink is not None or time.monotonic() < self._next_open_s:
+        if self._sink is not None or self._clock() < self._next_open_s:
             return
         try:
             self._open_steps()
         except Exception as error:
-            self._next_open_s = time.monotonic() + _RETRY_PAUSE_S
+            self._next_open_s = self._clock() + self._pause_s
+            self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S)
             self._open_error = f"the exporter cannot be made: {error}"
             logger.debug("the exporter cannot be made", exc_info=True)
 

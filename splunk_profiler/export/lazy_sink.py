@@ -40,7 +40,7 @@ class LazySink(DeferredSink[Record]):
     """A sink that opens the real sink late, and not while the process forks.
 
     Args:
-        open_sink, is_service_known: see `DeferredSink`.
+        open_sink, is_service_known, clock: see `DeferredSink`.
         load: imports the modules of the sink; called first. No fork happens during it.
         detect: runs resource detectors, perhaps over the network, after `load`. A fork waits only for its imports.
     """
@@ -54,8 +54,9 @@ class LazySink(DeferredSink[Record]):
         *,
         load: Callable[[], object] | None = None,
         detect: Callable[[], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(open_sink, is_service_known)
+        super().__init__(open_sink, is_service_known, clock=clock)
         self._load, self._detect = load, detect
         self._opener: ThreadProgress | None = None  # of the thread that opens the sink
         self._turns = ShortTurns()

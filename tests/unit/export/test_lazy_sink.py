@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sample_factory import make_sample
 
-from splunk_profiler.export import deferred_sink, lazy_sink
+from splunk_profiler.export import lazy_sink
 from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
 
@@ -299,35 +299,25 @@ def test_an_ending_process_does_not_wait_for_its_description() -> None:
     opening.join()
 
 
-def _make_failing_sink() -> tuple[LazySink[Sample], list[int]]:
-    """Return a sink that can be made the second time only, and the list of its tries."""
-    tries: list[int] = []
+def test_a_sink_that_cannot_be_made_is_tried_again_and_records_wait() -> None:
+    start_s = now_s = time.monotonic()
+    tries_s: list[float] = []
 
     def make() -> Taking:
-        tries.append(1)
-        if len(tries) == 1:
-            raise RuntimeError("no gRPC here")
+        tries_s.append(now_s - start_s)
+        if len(tries_s) < 9:
+            raise RuntimeError("can't start new thread")
         return Taking()
 
-    return LazySink(make), tries
-
-
-def test_a_sink_that_cannot_be_made_is_reported_per_batch() -> None:
-    late, tries = _make_failing_sink()
+    late: LazySink[Sample] = LazySink(make, clock=lambda: now_s)
     late.open()
-    outcomes = [late.export(BATCH), late.export(BATCH)]
-    assert {(outcome.export_status, outcome.detail) for outcome in outcomes} == {
-        (ExportStatus.REJECTED, "the exporter cannot be made: no gRPC here")
-    }
-    assert len(tries) == 1
-
-
-def test_a_sink_that_could_not_be_made_is_tried_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred_sink, "_RETRY_PAUSE_S", 0.0)
-    late, tries = _make_failing_sink()
-    late.open()
-    assert late.export(BATCH).export_status is ExportStatus.DELIVERED
-    assert len(tries) == 2
+    outcomes = []
+    while (outcome := late.export(BATCH)).export_status is ExportStatus.RETRY:
+        outcomes.append(outcome.detail)
+        now_s += 1
+    assert set(outcomes) == {"the exporter cannot be made: can't start new thread"}
+    assert outcome.export_status is ExportStatus.DELIVERED
+    assert tries_s == [0, 1, 3, 7, 15, 31, 61, 91, 121]
 
 
 def test_an_ending_process_opens_nothing_but_for_a_batch() -> None:
