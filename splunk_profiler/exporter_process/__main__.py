@@ -66,6 +66,8 @@ def _load_factory(settings: dict[str, Any]) -> Callable[[int], Session]:
     try:
         if sys.implementation.cache_tag != settings["cache_tag"]:
             raise ImportError(f"{sys.executable} is {sys.implementation.cache_tag}, not {settings['cache_tag']}")
+        if os.getppid() in settings["ancestors"]:
+            raise ChildProcessError(f"process {os.getppid()} adopts orphans and runs the application's program")
         factory: Callable[[int], Session] = getattr(import_module(module), function)
     except Exception as error:
         reason = f"the exporter process cannot work: {type(error).__name__}: {error}"

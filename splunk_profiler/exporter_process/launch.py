@@ -162,6 +162,18 @@ def why_impossible() -> str:
     return ""
 
 
+def _ancestors_of_same_program() -> list[int]:
+    """Return the process ids of ancestors that run the program of this process; `why_impossible` is for process 1."""
+    found, pid = [], os.getppid()
+    while pid > 1:
+        with suppress(OSError):  # another user's
+            if Path(f"/proc/{pid}/exe").samefile("/proc/self/exe"):
+                found.append(pid)
+        parent = re.search(r"^PPid:\t(\d+)$", read_proc_file(f"/proc/{pid}/status"), re.MULTILINE)
+        pid = int(parent[1]) if parent else 0
+    return found
+
+
 def choose_interpreter(choice: str, *, is_native: bool) -> Interpreter:
     """Return the program of the exporter process, by the setting `choice`.
 
@@ -226,6 +238,7 @@ class Launcher:
             "package": [*sys.modules["splunk_profiler"].__path__],
             "factory": self.factory,
             "token": token,
+            "ancestors": _ancestors_of_same_program(),
             "cache_tag": sys.implementation.cache_tag,
         }
         inherited = {

@@ -225,11 +225,20 @@ def become_subreaper() -> None:
     assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
+def run_below_subreaper() -> None:
+    """Go on in a child of a process that adopts orphans and waits until it has no child."""
+    become_subreaper()
+    if os.fork():
+        count_children()
+        os._exit(0)
+
+
 def freeze() -> None:
     sys.frozen = True  # type: ignore[attr-defined]  # as PyInstaller sets it
 
 
 CONDITIONS: dict[str, Callable[[], None]] = {
+    "below a subreaper": run_below_subreaper,
     "chroot": leave_interpreters,
     "confined": confine,
     "crowded": lambda: seccomp.refuse_vfork(errno.EAGAIN),  # as where the limit on processes is reached

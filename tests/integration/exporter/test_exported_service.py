@@ -192,6 +192,15 @@ def test_service_without_an_exporter_process_exports_by_itself(condition: str, e
         assert not reason or reason in target.output
 
 
+def test_service_below_a_subreaper_of_its_program_exports_by_itself() -> None:
+    with Receiver() as receiver, _service(receiver.url, "below a subreaper") as target:
+        reason = target.line("records are made and exported by threads of this process: ")
+        assert f"process {target.pid} adopts orphans" in reason
+        receiver.record(_is_of_cart)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+
+
 def test_service_as_process_1_exports_by_itself_and_ends_as_ever() -> None:
     skip_without_namespace()
     command = [*NAMESPACE, sys.executable, _SERVICE]
