@@ -62,7 +62,7 @@ class EchoSession:
         elif word == b"env":
             self._answers.append(os.environb.get(rest, b"unset"))
         elif word == b"prefix":
-            self._answers.append(os.fsencode(sys.prefix))
+            self._answers.append(os.fsencode(sys.base_prefix))
         elif word == b"count":
             self._answers.append(str(self._bytes).encode())
         elif word == b"raise":
