@@ -267,25 +267,56 @@ def execution_random() -> bytes:
     Forked children have the same ones. The C library makes its stack protection of them: keep them secret.
     """
 
-# A socket is given by its descriptor, and the device and inode that `os.fstat` found when it was made. If the
-# descriptor is another file's by now, or closed, nothing is done.
+class OwnedSocket:
+    """A local stream socket, which no call of ours touches once its descriptor is closed or another file's.
 
-def socket_send(descriptor: int, device: int, inode: int, data: bytes | memoryview, /) -> int:
-    """Write to the socket without waiting; return the number of bytes written, perhaps 0.
+    No call waits or releases the GIL. It is closed when it is freed, and at the end of the interpreter.
 
-    Raises:
-        OSError: the descriptor is no longer this socket's (EBADF), or the other side has ended.
+    Attributes:
+        descriptor: its number; -1 once it is closed.
+        peer_pid: process id of the other side of a connection, as the kernel noted it when that began to listen.
+        peer_uid: user id of the other side.
     """
 
-def socket_receive(descriptor: int, device: int, inode: int, target: bytearray, /) -> int:
-    """Read from the socket into `target` without waiting; return the number of bytes read, perhaps 0.
+    descriptor: int
+    peer_pid: int
+    peer_uid: int
 
-    Raises:
-        OSError: the descriptor is no longer this socket's (EBADF), or the other side has ended (EPIPE).
-    """
+    @classmethod
+    def connect(cls, name: bytes, /) -> OwnedSocket:
+        """Connect to the socket of this name; the first byte of an abstract one is zero.
 
-def socket_shutdown(descriptor: int, device: int, inode: int, /) -> bool:
-    """End writing to the socket; return False if it is no longer ours."""
+        Raises:
+            OSError: none listens there (`ConnectionRefusedError`), or its backlog is full.
+        """
 
-def socket_close(descriptor: int, device: int, inode: int, /) -> bool:
-    """Close the socket; return False if it is no longer ours."""
+    @classmethod
+    def listen(cls, name: bytes, /) -> OwnedSocket:
+        """Bind the name and listen.
+
+        Raises:
+            OSError: it is taken (EADDRINUSE).
+        """
+
+    def send(self, data: bytes | memoryview, /) -> int:
+        """Write; return the number of bytes written, perhaps 0, at most 64 KiB.
+
+        Raises:
+            OSError: the descriptor is no longer this socket's (EBADF), or the other side has ended.
+        """
+
+    def receive(self, target: bytearray, /) -> int:
+        """Read into `target`; return the number of bytes read, perhaps 0.
+
+        Raises:
+            OSError: the descriptor is no longer this socket's (EBADF), or the other side has ended (EPIPE).
+        """
+
+    def shutdown(self) -> bool:
+        """End writing; return False if the socket is no longer ours."""
+
+    def close(self) -> bool:
+        """Close it; return False if it is no longer ours."""
+
+def close_inherited_sockets() -> None:
+    """Close in a forked child the `OwnedSocket`s that its parent has made."""

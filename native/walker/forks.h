@@ -31,6 +31,9 @@ typedef struct {
 } fork_survivor;
 const fork_survivor *forks_survivor(void);
 
+/* owned_socket.c: close all sockets but those that the process `spared_maker` has made. Async-signal-safe. */
+void sockets_close(pid_t spared_maker);
+
 /* gil_keeper.c: one of our threads holds the GIL for a thread that forks without it. */
 void gil_keeper_init(void);
 void gil_keeper_mark_thread(bool is_starting); /* start or end of a profiler thread, the calling one; GIL held */

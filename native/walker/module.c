@@ -6,6 +6,7 @@
 #include "module_setup.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #define MODULE_NAME "splunk_profiler._walker"
 
@@ -59,6 +60,12 @@ static PyObject *prepare_fork(PyObject *Py_UNUSED(module), PyObject *is_starting
     return mark_start(forks_prepare, is_starting);
 }
 
+static PyObject *close_inherited_sockets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    sockets_close(getpid());
+    Py_RETURN_NONE;
+}
+
 /* Keeps the GIL: a busy process would not give it back for far longer than the few microseconds of this. */
 static PyObject *read_thread_stat(PyObject *Py_UNUSED(module), PyObject *given)
 {
@@ -74,6 +81,7 @@ static PyObject *read_thread_stat(PyObject *Py_UNUSED(module), PyObject *given)
 static void on_interpreter_end(PyObject *Py_UNUSED(capsule))
 {
     allocations_close();
+    sockets_close(0);
     forks_close_all();
 }
 
@@ -130,8 +138,8 @@ static int module_exec(PyObject *module)
     bool done =
         module_prepare(MODULE_NAME, "the native walker serves the main interpreter only", on_interpreter_end) == 0
         && take_tuple_types(state) && PyModule_AddFunctions(module, sigterm_methods) == 0
-        && PyModule_AddFunctions(module, socket_methods) == 0 && PyModule_AddFunctions(module, spawn_methods) == 0
-        && add_type(module, &ticker_spec) && add_type(module, &snapshot_writer_spec) && add_states(module);
+        && PyModule_AddFunctions(module, spawn_methods) == 0 && add_type(module, &ticker_spec)
+        && add_type(module, &snapshot_writer_spec) && add_type(module, &owned_socket_spec) && add_states(module);
     state->raw_threads_type = done ? module_add_type(module, &raw_threads_spec) : NULL;
     return state->raw_threads_type != NULL ? 0 : -1;
 }
@@ -171,6 +179,8 @@ static PyMethodDef module_methods[] = {
      "delay_forks($module, is_starting, /)\n--\n\nDelay forks while the calling thread has locks of the application."},
     {"prepare_fork", prepare_fork, METH_O,
      "prepare_fork($module, is_starting, /)\n--\n\nWait before a fork for the end of a delay, or end the fork."},
+    {"close_inherited_sockets", close_inherited_sockets, METH_NOARGS,
+     "close_inherited_sockets($module, /)\n--\n\nClose in a forked child what its parent has made."},
     {"read_thread_stat", read_thread_stat, METH_O,
      "read_thread_stat($module, native_id, /)\n--\n\nReturn the kernel's line about a thread."},
     {NULL},

@@ -69,11 +69,11 @@ static inline const module_state *state_of(PyObject *self)
 
 #pragma GCC visibility push(hidden)
 
+extern PyType_Spec owned_socket_spec;
 extern PyType_Spec ticker_spec;
 extern PyType_Spec raw_threads_spec;
 extern PyType_Spec snapshot_writer_spec;
 extern PyMethodDef sigterm_methods[];
-extern PyMethodDef socket_methods[];
 extern PyMethodDef spawn_methods[];
 
 /* Steals the references, even if one is NULL: then it returns NULL, with the exception that is set. */

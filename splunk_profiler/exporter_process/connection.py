@@ -1,6 +1,6 @@
 """The host's side of the connection to the exporter process: a local stream socket that never blocks the host.
 
-Runs on one thread of the profiler at a time. Needs the native walker, whose calls check the descriptor.
+Runs on one thread of the profiler at a time. Needs the native walker, which makes and checks the socket.
 
 The socket has an abstract name: a digest of the token of the tree of processes, and the user. All processes of the tree
 with the same user find one exporter by it. Whoever finds none binds the name and starts one; the kernel lets only one
@@ -11,16 +11,14 @@ before the stream.
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
 import select
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
-from splunk_profiler._walker import socket_close, socket_receive, socket_send, socket_shutdown
+from splunk_profiler._walker import OwnedSocket, close_inherited_sockets
 from splunk_profiler.exporter_process.transport import (
     CHALLENGE_BYTES,
     LENGTH,
@@ -29,18 +27,13 @@ from splunk_profiler.exporter_process.transport import (
     SENT,
     prove_exporter,
     prove_host,
-    read_peer,
     socket_name,
 )
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import OwnedLock, real
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
 _MAX_MESSAGES = 256
-_BACKLOG = 128
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _LOG_INTERVAL_S = 60.0
 _STARTS_ELSEWHERE = "another process is about to start it"  # its name is bound, but it does not listen yet
@@ -50,36 +43,11 @@ _RETRY_S = 0.01
 MAX_ANSWER_S = 30.0
 
 
-class _OwnedSocket:
-    """A socket that is known by its number, device and inode, and is left alone once the number is another file's."""
-
-    def __init__(self, made: _socket.socket) -> None:
-        found = os.fstat(made.fileno())
-        self._identity = made.fileno(), found.st_dev, found.st_ino
-        self.descriptor = made.detach()  # the object would close the number, also if it is another file's by then
-
-    def __del__(self, close: Callable[[int, int, int], object] = socket_close) -> None:
-        """Close it if a signal handler raised before its owner had it."""
-        if hasattr(self, "_identity"):
-            close(*self._identity)
-
-    def send(self, data: memoryview) -> int:
-        return socket_send(*self._identity, data)
-
-    def receive(self, target: bytearray) -> int:
-        return socket_receive(*self._identity, target)
-
-    def shutdown(self) -> None:
-        socket_shutdown(*self._identity)
-
-    def close(self) -> None:
-        socket_close(*self._identity)
-
-    def wait(self, deadline_s: float, *, is_writing: bool) -> None:
-        """Wait until it can be written or read, an error is there, or the deadline passes."""
-        poll = real("select", "poll")()
-        poll.register(self.descriptor, select.POLLOUT if is_writing else select.POLLIN)
-        poll.poll(max(deadline_s - time.monotonic(), 0) * 1000)
+def _wait(socket: OwnedSocket, deadline_s: float, *, is_writing: bool) -> None:
+    """Wait until the socket can be written or read, has an error, or the deadline passes."""
+    poll = real("select", "poll")()
+    poll.register(socket.descriptor, select.POLLOUT if is_writing else select.POLLIN)
+    poll.poll(max(deadline_s - time.monotonic(), 0) * 1000)
 
 
 class ExporterConnection:
@@ -102,10 +70,7 @@ class ExporterConnection:
         self._pid = os.getpid()
         self._lock = OwnedLock()
         self._generation = 1
-        self._socket: _OwnedSocket | None = None
-        # Sockets of a call in progress. A forked child closes its copies: while one is open the connection is.
-        self._opening: set[_socket.socket] = set()
-        self._listener: _OwnedSocket | None = None
+        self._socket: OwnedSocket | None = None
         self._launcher_pid = 0  # of the last launch by this process, or by one that has forked it
         self._answer = b""  # that the exporter has to give first; empty once it has come
         self._answer_due_s = 0.0  # on the clock
@@ -193,19 +158,12 @@ class ExporterConnection:
         self._next_connection_s = self._next_launch_s = self._next_log_s = self._pause_s = 0.0
         self._restarts = self._silences = 0
         self._messages = []
-        inherited, self._socket = self._socket, None
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
-        for made in self._opening:
-            made.close()
-        self._opening = set()
         self._unsent, self._received = bytearray(), bytearray()
-        if inherited is not None:
-            if not self._is_closed:
-                with suppress(OSError):
-                    self._connect()  # first: the exporter ends with its last connection
-            inherited.close()
+        inherited, self._socket = self._socket, None
+        if inherited is not None and not self._is_closed:
+            with suppress(OSError):
+                self._connect()  # first: the exporter ends with its last connection
+        close_inherited_sockets()  # those of lost threads, too: while one is open its connection is
 
     def _has_room(self, size: int) -> bool:
         """Return True if the buffer takes so many bytes; half of it has to be free once it has been full."""
@@ -226,22 +184,20 @@ class ExporterConnection:
             self._note_failure(str(error))
         return self._socket is not None
 
-    def _connect(self) -> None:
-        with self._new_socket() as made:
-            made.connect(self.name)
-            pid, uid = read_peer(made)
-            if uid != os.geteuid():
-                self._token = os.urandom(16).hex()
-                raise PermissionError(errno.EPERM, f"the exporter's name was taken by user {uid}")
-            challenge = os.urandom(CHALLENGE_BYTES)
-            made.send(challenge, _socket.MSG_NOSIGNAL)
-            self._unsent[:0] = prove_host(self._token, challenge)
-            self._answer = prove_exporter(self._token, challenge)
-            self._answer_due_s = self._clock() + MAX_ANSWER_S * (1 + self._silences)
-            # The name is ours, or that of our parent, which forked us since: a child may end before an exporter that is
-            # starting answers. No other process with a listener can have the id of one that has launched and lives.
-            self._is_trusted = self._listener is not None or pid == os.getppid() == self._launcher_pid != 0
-            self._socket = _OwnedSocket(made)
+    def _connect(self, *, is_launched: bool = False) -> None:
+        made = OwnedSocket.connect(self.name)
+        if made.peer_uid != os.geteuid():
+            self._token = os.urandom(16).hex()
+            raise PermissionError(errno.EPERM, f"the exporter's name was taken by user {made.peer_uid}")
+        challenge = os.urandom(CHALLENGE_BYTES)
+        made.send(challenge)
+        self._unsent[:0] = prove_host(self._token, challenge)
+        self._answer = prove_exporter(self._token, challenge)
+        self._answer_due_s = self._clock() + MAX_ANSWER_S * (1 + self._silences)
+        # The name is ours, or that of our parent, which forked us since: a child may end before an exporter that is
+        # starting answers. No other process with a listener can have the id of one that has launched and lives.
+        self._is_trusted = is_launched or made.peer_pid == os.getppid() == self._launcher_pid != 0
+        self._socket = made
         self._has_been_connected, self.failure = True, ""
         self._next_connection_s = self._clock() + _FIRST_PAUSE_S
 
@@ -250,16 +206,13 @@ class ExporterConnection:
         if now < self._next_launch_s:
             self.failure = self.failure or "it ended and is not started again yet"
             return
-        with self._new_socket() as made:
-            try:
-                made.bind(self.name)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                self.failure = _STARTS_ELSEWHERE
-                return
-            made.listen(_BACKLOG)
-            listener = self._listener = _OwnedSocket(made)
+        try:
+            listener = OwnedSocket.listen(self.name)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            self.failure = _STARTS_ELSEWHERE
+            return
         # An exporter that lived for long was no failure of its start.
         is_recent = now < self._next_launch_s + _MAX_PAUSE_S
         self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S) if self._pause_s and is_recent else _FIRST_PAUSE_S
@@ -270,22 +223,9 @@ class ExporterConnection:
             if self._has_been_connected:
                 self._restarts += 1
                 self._log(f"the exporter process ended and was started again ({self._restarts} times so far)")
-            self._connect()
+            self._connect(is_launched=True)
         finally:
-            self._listener = None
             listener.close()
-
-    @contextmanager
-    def _new_socket(self) -> Iterator[_socket.socket]:
-        """Make a stream socket that never blocks, also under gevent, and close it unless it was detached."""
-        made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        self._opening.add(made)
-        try:
-            made.setblocking(False)
-            yield made
-        finally:
-            self._opening.discard(made)
-            made.close()
 
     def _flush(self) -> bool:
         """Write what the socket takes, if the exporter may get it; return False if the connection is lost by that."""
@@ -363,7 +303,7 @@ class ExporterConnection:
                 self._socket.shutdown()
                 is_writing = False
             if self._socket is not None:
-                self._socket.wait(deadline_s, is_writing=is_writing and self._is_trusted)
+                _wait(self._socket, deadline_s, is_writing=is_writing and self._is_trusted)
             self._read()
             if SENT in self._messages:
                 self._messages.remove(SENT)

@@ -1,4 +1,4 @@
-"""An exception that comes at a chosen line, as that of a signal handler may come at any."""
+"""Chosen lines: an exception at one, as that of a signal handler may come at any, or what another thread does."""
 
 from __future__ import annotations
 
@@ -15,22 +15,35 @@ class TimeIsUpError(BaseException):
 
 def is_interrupted(work: Callable[[], object], module: ModuleType, line: int) -> bool:
     """Run `work`, raise in the `line`-th line of `module` that it executes; return True if it got there."""
+
+    def interrupt() -> None:
+        raise TimeIsUpError
+
+    try:
+        return call_at_line(work, module, line, interrupt)
+    except TimeIsUpError:
+        return True
+
+
+def call_at_line(work: Callable[[], object], module: ModuleType, line: int, action: Callable[[], object]) -> bool:
+    """Run `work`, and `action` before the `line`-th line of `module` that it executes; return True if it got there."""
+    was_called = False
     left = count(1 - line)
 
     def notice(frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal was_called
         # Python ignores what is raised in `__del__`.
         if frame.f_code.co_filename != module.__file__ or frame.f_code.co_name == "__del__":
             return None
         if event == "line" and next(left) == 0:
-            raise TimeIsUpError
+            was_called = True
+            action()
         return notice
 
     before = sys.gettrace()
     sys.settrace(notice)
     try:
         work()
-    except TimeIsUpError:
-        return True
     finally:
         sys.settrace(before)
-    return False
+    return was_called

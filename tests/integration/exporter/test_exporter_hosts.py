@@ -60,6 +60,13 @@ def test_host_that_closes_descriptors_gets_no_byte_in_its_own() -> None:
         assert len(host.lines(2, "exporter")) == 2
 
 
+def test_application_that_takes_descriptors_at_any_moment_keeps_its_own() -> None:
+    with Target("taken_descriptors.py") as application:
+        assert application.finish() == 0, application.output
+        assert application.json("tries") > 50
+        assert application.json("harmed") == []
+
+
 def test_daemon_goes_on_sending(tmp_path: Path) -> None:
     with _hosting("daemon", tmp_path) as host:
         host.lines(2, "exporter")

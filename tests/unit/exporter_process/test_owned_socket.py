@@ -1,4 +1,4 @@
-"""The native calls on a socket do nothing once its number is another file's."""
+"""The native socket: its calls do nothing once its number is another file's, and forked children close it."""
 
 from __future__ import annotations
 
@@ -12,92 +12,170 @@ from typing import Any
 import pytest
 
 pytest.importorskip("splunk_profiler._walker")
-from splunk_profiler._walker import socket_close, socket_receive, socket_send, socket_shutdown
+from splunk_profiler._walker import OwnedSocket, close_inherited_sockets
 
-Identity = tuple[int, int, int]
+
+def _new_name() -> bytes:
+    return b"\0" + os.urandom(16).hex().encode()
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+def pair() -> Iterator[tuple[OwnedSocket, socket.socket]]:
+    name = _new_name()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen()
+        ours = OwnedSocket.connect(name)
+        theirs, _ = listener.accept()
+    with theirs:
         yield ours, theirs
+    ours.close()
 
 
-def _identify(made: socket.socket) -> Identity:
-    found = os.fstat(made.fileno())
-    return made.fileno(), found.st_dev, found.st_ino
+def _receive(ours: OwnedSocket) -> int:
+    return ours.receive(bytearray(10))
 
 
-def _send(identity: Identity) -> int:
-    return socket_send(*identity, b"lost")
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
-def _receive(identity: Identity) -> int:
-    return socket_receive(*identity, bytearray(10))
-
-
-def test_socket_sends_and_receives_without_waiting(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_sends_and_receives_without_waiting(pair: tuple[OwnedSocket, socket.socket]) -> None:
     ours, theirs = pair
-    identity = _identify(ours)
     target = bytearray(10)
-    assert socket_receive(*identity, target) == 0
-    assert socket_send(*identity, b"there") == 5
+    assert ours.receive(target) == 0
+    assert ours.send(b"there") == 5
     assert theirs.recv(10) == b"there"
     theirs.sendall(b"back")
-    assert socket_receive(*identity, target) == 4
+    assert ours.receive(target) == 4
     assert target == b"back" + bytes(6)
-    while sent := socket_send(*identity, bytes(100_000)):
+    while sent := ours.send(bytes(100_000)):
         assert sent <= 65536  # it keeps the GIL
 
 
-def test_socket_says_when_the_other_side_has_ended(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_says_when_the_other_side_has_ended(pair: tuple[OwnedSocket, socket.socket]) -> None:
     ours, theirs = pair
-    identity = _identify(ours)
-    assert socket_shutdown(*identity)
+    assert ours.shutdown()
     assert theirs.recv(10) == b""
     theirs.close()
     with pytest.raises(BrokenPipeError):
-        socket_receive(*identity, bytearray(10))
+        _receive(ours)
     with pytest.raises(BrokenPipeError):  # and no SIGPIPE
-        socket_send(*identity, b"lost")
-    assert socket_close(*identity)
-    ours.detach()
+        ours.send(b"lost")
+    assert ours.close()
+    assert ours.descriptor == -1
+    assert not ours.close()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [_send, _receive],
-    ids=["send", "receive"],
-)
+def test_socket_listens_for_others_and_knows_its_peer() -> None:
+    name = _new_name()
+    with pytest.raises(ConnectionRefusedError):
+        OwnedSocket.connect(name)
+    listener = OwnedSocket.listen(name)
+    assert not os.get_inheritable(listener.descriptor)
+    with pytest.raises(OSError, match="in use") as caught:
+        OwnedSocket.listen(name)
+    assert caught.value.errno == errno.EADDRINUSE
+    ours = OwnedSocket.connect(name)
+    assert (ours.peer_pid, ours.peer_uid) == (os.getpid(), os.geteuid())
+    assert not os.get_inheritable(ours.descriptor)
+    assert ours.close()
+    assert listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        OwnedSocket.connect(name)
+
+
+def test_socket_with_a_full_backlog_does_not_wait() -> None:
+    name = _new_name()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen(0)
+        first = OwnedSocket.connect(name)
+        with pytest.raises(BlockingIOError):
+            OwnedSocket.connect(name)
+        assert first.close()
+
+
+def test_socket_that_is_freed_is_closed(pair: tuple[OwnedSocket, socket.socket]) -> None:
+    other = OwnedSocket.listen(_new_name())
+    descriptor = other.descriptor
+    assert _is_open(descriptor)
+    del other
+    assert not _is_open(descriptor)
+    assert pair[0].close()
+
+
+@pytest.mark.parametrize("call", [lambda ours: ours.send(b"lost"), _receive], ids=["send", "receive"])
 def test_socket_call_on_a_number_that_is_anothers_is_an_error(
-    call: Callable[[Identity], int], pair: tuple[socket.socket, socket.socket], tmp_path: Path
+    call: Callable[[OwnedSocket], int], pair: tuple[OwnedSocket, socket.socket], tmp_path: Path
 ) -> None:
     ours, _ = pair
-    identity = _identify(ours)
+    number = ours.descriptor
     others, end = socket.socketpair()
     with others, end, (tmp_path / "file").open("w+b") as file:
         end.sendall(b"theirs")
         for source in (file.fileno(), others.fileno()):
-            os.dup2(source, identity[0])
+            os.dup2(source, number)
             with pytest.raises(OSError, match="Bad file") as caught:
-                call(identity)
+                call(ours)
             assert caught.value.errno == errno.EBADF
-            assert not socket_shutdown(*identity)
-            assert not socket_close(*identity)
+            assert not ours.shutdown()
+        assert not ours.close()
         assert others.recv(10) == b"theirs"
         assert end.send(b"still open") == 10
         end.setblocking(False)
         with pytest.raises(BlockingIOError):
             end.recv(10)
+        assert _is_open(number)
+        os.close(number)
     assert (tmp_path / "file").read_bytes() == b""
-    ours.close()
     with pytest.raises(OSError, match="Bad file"):
-        call(identity)
+        call(ours)
 
 
-@pytest.mark.parametrize("function", [socket_send, socket_receive, socket_shutdown, socket_close])
-@pytest.mark.parametrize("arguments", [(), ("0", 0, 0), (0, 0, 0, None, None)])
-def test_socket_call_with_other_arguments_is_an_error(function: Any, arguments: tuple[Any, ...]) -> None:
+def test_child_of_os_fork_closes_inherited_sockets_when_it_is_told_to() -> None:
+    inherited = OwnedSocket.listen(_new_name())
+    number = inherited.descriptor
+
+    def look() -> bool:
+        own = OwnedSocket.listen(_new_name())
+        was_open = _is_open(number)
+        close_inherited_sockets()
+        return was_open and not _is_open(number) and own.close()
+
+    assert _fork(os.fork, look) == 0
+    close_inherited_sockets()
+    assert inherited.close()
+
+
+def _fork(fork: Callable[[], int], look: Callable[[], bool]) -> int:
+    """Return the status of a child: 0 if `look` returns True there."""
+    child = fork()
+    if child == 0:
+        status = 2
+        try:
+            status = 0 if look() else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("name", ["connect", "listen", "send", "receive"])
+@pytest.mark.parametrize("arguments", [(), ("text",), (None,), (b"", b"")])
+def test_socket_call_with_other_arguments_is_an_error(name: str, arguments: tuple[Any, ...]) -> None:
+    ours = OwnedSocket.listen(_new_name())
     with pytest.raises(TypeError):
-        function(*arguments)
+        getattr(ours, name)(*arguments)
+    assert ours.close()
+
+
+def test_socket_name_that_is_too_long_is_an_error() -> None:
+    for begin in (OwnedSocket.connect, OwnedSocket.listen):
+        with pytest.raises(ValueError, match="too long"):
+            begin(b"\0" + bytes(108))
+    with pytest.raises(TypeError, match="cannot create"):
+        OwnedSocket()
