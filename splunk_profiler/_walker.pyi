@@ -270,7 +270,8 @@ def execution_random() -> bytes:
 class OwnedSocket:
     """A local stream socket, which no call of ours touches once its descriptor is closed or another file's.
 
-    No call waits or releases the GIL. It is closed when it is freed, and at the end of the interpreter.
+    No call waits or releases the GIL. It is closed when it is freed, at the end of the interpreter, and
+    in a child that C code forks without Python's fork hooks, once forks are handled (`set_after_fork_in_child`).
 
     Attributes:
         descriptor: its number; -1 once it is closed.

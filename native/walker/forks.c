@@ -50,6 +50,7 @@ static _Thread_local bool has_delay;
 /* The fork of the calling thread. */
 static _Thread_local struct {
     bool is_prepared;     /* it has waited for the end of a delay */
+    bool has_hooks;       /* it was prepared by a hook of Python's: there will be one in the child */
     bool is_delay_locked; /* it holds process.delay */
     bool keeps_gil;       /* it is in os.fork with the head lock; other threads hold that for a moment only */
     bool has_locks;       /* it holds the other mutexes */
@@ -235,6 +236,7 @@ static void lock_and_post(void)
 static void before_fork(void)
 {
     this_fork.keeps_gil = compat_can_release_gil() && compat_is_head_locked();
+    this_fork.has_hooks = this_fork.is_prepared;
     forks_prepare(true);
     atomic_fetch_add(&process.locks_wanted, 1);
     PyInterpreterState *interp = atomic_load(&process.interp);
@@ -302,6 +304,9 @@ static void after_fork_in_child(void)
     set_survivor(interp == NULL ? 0 : compat_newest_thread_id(interp));
     compat_reinit_gil(interp);
     gil_keeper_after_fork_in_child(interp);
+    if (!this_fork.has_hooks) {
+        sockets_close(0); /* the child may never run Python, and would keep the exporter alive */
+    }
     atomic_store(&process.is_callback_due, !this_fork.keeps_gil); /* else nothing is posted */
     memset(&this_fork, 0, sizeof(this_fork));
 }

@@ -150,6 +150,15 @@ def fork_often(fork: Callable[[], int]) -> None:
     _greet("parent")
 
 
+def fork_child_that_never_connects() -> None:
+    _connect()
+    set_after_fork_in_child(lambda: None)
+    child = ctypes.PyDLL(None).fork()
+    if child:
+        say("child", child)
+    signal.pause()
+
+
 def fork_beside_stopped_exporter() -> None:
     passed_s = 0.0
     connection = new_connection(token=_TOKEN, clock=lambda: time.monotonic() + passed_s)
@@ -242,6 +251,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "daemon": become_daemon,
     "os.fork": lambda: fork_often(os.fork),
     "fork of C code": lambda: fork_often(ctypes.PyDLL(None).fork),
+    "child of C code": fork_child_that_never_connects,
     "stopped exporter": fork_beside_stopped_exporter,
     "late exporter": fork_and_end_before_exporter_runs,
     "chroot": start_in_chroot,

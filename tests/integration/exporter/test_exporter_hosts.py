@@ -83,6 +83,14 @@ def test_forked_children_share_the_exporter_of_their_parent(scenario: str, tmp_p
     assert _noted(tmp_path) == sorted(["parent", *(f"child {number}" for number in range(50))])
 
 
+def test_killed_host_leaves_no_exporter_to_a_child_of_c_code() -> None:
+    with _hosting("child of C code") as host:
+        exporter, child = host.json("exporter"), host.json("child")
+        host.signal(signal.SIGKILL)
+        wait_for_end(exporter)
+        os.kill(child, 0)  # it lives
+
+
 def test_child_that_ends_before_its_parents_exporter_runs_loses_nothing(tmp_path: Path) -> None:
     with _hosting("late exporter", tmp_path) as host:
         assert host.json("child") == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("splunk_profiler._walker")
-from splunk_profiler._walker import OwnedSocket, close_inherited_sockets
+from splunk_profiler._walker import OwnedSocket, close_inherited_sockets, prepare_fork, set_after_fork_in_child
 
 
 def _new_name() -> bytes:
@@ -137,6 +138,14 @@ def test_socket_call_on_a_number_that_is_anothers_is_an_error(
         call(ours)
 
 
+@pytest.fixture
+def _handled_forks() -> Iterator[None]:
+    set_after_fork_in_child(lambda: None)
+    yield
+    set_after_fork_in_child(None)
+
+
+@pytest.mark.usefixtures("_handled_forks")
 def test_child_of_os_fork_closes_inherited_sockets_when_it_is_told_to() -> None:
     inherited = OwnedSocket.listen(_new_name())
     number = inherited.descriptor
@@ -147,9 +156,24 @@ def test_child_of_os_fork_closes_inherited_sockets_when_it_is_told_to() -> None:
         close_inherited_sockets()
         return was_open and not _is_open(number) and own.close()
 
-    assert _fork(os.fork, look) == 0
+    prepare_fork(True)  # as Python's hook does
+    try:
+        assert _fork(os.fork, look) == 0
+    finally:
+        prepare_fork(False)
     close_inherited_sockets()
     assert inherited.close()
+
+
+@pytest.mark.usefixtures("_handled_forks")
+def test_child_of_c_code_closes_inherited_sockets_at_once(tmp_path: Path) -> None:
+    sockets = [OwnedSocket.listen(_new_name()) for _ in range(3)]
+    numbers = [each.descriptor for each in sockets]
+    with (tmp_path / "file").open("wb") as file:
+        os.dup2(file.fileno(), numbers[1])
+    assert _fork(ctypes.PyDLL(None).fork, lambda: [*map(_is_open, numbers)] == [False, True, False]) == 0
+    os.close(numbers[1])
+    assert [each.close() for each in sockets] == [True, False, True]
 
 
 def _fork(fork: Callable[[], int], look: Callable[[], bool]) -> int:
