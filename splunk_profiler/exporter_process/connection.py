@@ -106,11 +106,6 @@ class ExporterConnection:
         self.reset_after_fork()
         return self._generation
 
-    @property
-    def is_trusted(self) -> bool:
-        """True if the exporter may get the stream: it was started here or by the parent, or has proved itself."""
-        return self._socket is not None and self._is_trusted
-
     def send(self, data: bytes) -> bool:
         """Send `data` whole, without waiting, and start an exporter if there is none; return False if it is dropped.
 
