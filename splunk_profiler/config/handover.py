@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from splunk_profiler.config import Config, Resolved, environment, from_config
-from splunk_profiler.config.parsers import ConfigError
+from splunk_profiler.config.parsers import ConfigError, has_secret
 
 _PREFIXES = ("OTEL_", "SPLUNK_", "DD_")  # of the variables that settings may come from
 
@@ -20,9 +20,9 @@ def to_values(resolved: Resolved) -> dict[str, Any]:
     values = {item.name: getattr(config, item.name) for item in fields(config)}
     origins = dict(resolved.origins)
     if endpoint is not None and endpoint.path:
-        values["logs_endpoint"], origins["logs_endpoint"] = f"unix:{absolute(endpoint.path)}", endpoint.setting
+        values["logs_endpoint"], origins["logs_endpoint"] = f"unix:{_absolute(endpoint.path)}", endpoint.setting
     variables = {name: value for name, value in environment().items() if name.startswith(_PREFIXES)}
-    variables.update(zip(certificates.settings, map(absolute, certificates.files), strict=True))
+    variables.update(zip(certificates.settings, map(_absolute, certificates.files), strict=True))
     return {
         "config": {item.name: values[item.name] for item in fields(config) if values[item.name] != item.default},
         "origins": origins,
@@ -30,10 +30,14 @@ def to_values(resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def absolute(path: str) -> str:
-    """Return the absolute path; `path` itself if it is empty, or where there is no working directory."""
+def _absolute(path: str) -> str:
+    """Return the absolute path; `path` itself if it is empty, or where there is no working directory.
+
+    And where it is a secret: behind a directory it would not be known for one.
+    """
     with suppress(OSError):
-        return path and os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118  # text, which keeps a final slash
+        if path and not has_secret(path):
+            return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118  # text, which keeps a final slash
     return path
 
 

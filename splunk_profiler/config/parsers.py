@@ -161,8 +161,13 @@ def redact(text: str) -> str:
     if "@" in rest:
         rest = "***" + rest[rest.rindex("@") :]
     visible = scheme + slashes + _QUERY_PATTERN.sub("?***", rest)
-    max_chars = _MAX_SECRET_CHARS if _SECRET_PATTERN.search(text) else _MAX_SHOWN_CHARS
+    max_chars = _MAX_SECRET_CHARS if has_secret(text) else _MAX_SHOWN_CHARS
     return visible if len(visible) <= max_chars else f"{visible[:max_chars]}…"
+
+
+def has_secret(text: str) -> bool:
+    """Return True if a key or a line break is in `text`."""
+    return _SECRET_PATTERN.search(text) is not None
 
 
 def quote_redacted(value: object) -> str:
@@ -214,7 +219,7 @@ def parse_directory(text: str) -> str:
         raise ConfigError("not an absolute path")
     if "\0" in text or ".." in text.split("/"):
         raise ConfigError("not a plain path (no .. in it)")
-    if _SECRET_PATTERN.search(text):
+    if has_secret(text):
         raise ConfigError("a line break or a key is in it")
     return text
 
@@ -289,7 +294,7 @@ def _parse_socket_path(rest: str) -> str:
     if path != rest and not path.startswith("/"):
         raise ConfigError("the path of the socket is not absolute, although // is before it")
     is_too_long = len(path.encode(errors="replace")) > _MAX_SOCKET_PATH_BYTES
-    if not path or is_too_long or "\0" in path or _SECRET_PATTERN.search(path):
+    if not path or is_too_long or "\0" in path or has_secret(path):
         raise ConfigError(f"the socket has no path of at most {_MAX_SOCKET_PATH_BYTES} bytes")
     return path
 

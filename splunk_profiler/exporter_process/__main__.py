@@ -48,7 +48,7 @@ def main() -> None:
         Path("/proc/self/comm").write_text(COMMAND_NAME, "utf-8")
     gc.set_threshold(_GC_THRESHOLD)
     sys.path[:] = settings["path"]
-    if settings["leaves_directory"]:
+    if settings.get("leaves_directory"):  # not of an older version of the package
         os.chdir("/")
     import socket  # noqa: PLC0415  # `launch` imports this module in the host, which may not have loaded it
 
@@ -66,7 +66,7 @@ def _load_factory(settings: dict[str, Any]) -> Callable[[int], Session]:
     try:
         if sys.implementation.cache_tag != settings["cache_tag"]:
             raise ImportError(f"{sys.executable} is {sys.implementation.cache_tag}, not {settings['cache_tag']}")
-        if os.getppid() in settings["ancestors"]:
+        if os.getppid() in settings.get("ancestors", ()):
             raise ChildProcessError(f"process {os.getppid()} adopts orphans and runs the application's program")
         factory: Callable[[int], Session] = getattr(import_module(module), function)
     except Exception as error:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from splunk_profiler.config import environment
-from splunk_profiler.config.handover import absolute
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.exporter_process.__main__ import VARIABLE
 from splunk_profiler.system.printable import printable
@@ -59,8 +58,11 @@ ALLOCATION: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
 }
-# Relative ones start from the host's working directory, which the exporter leaves: its file system may be unmounted.
-_PATHS = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "TMPDIR")
+# The exporter leaves the host's working directory, whose file system may be unmounted, if none of these is relative.
+_PATHS = (
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "TMPDIR"),
+    *("LD_LIBRARY_PATH", "PATH", "PYTHONHOME"),
+)
 _UPPERCASE_TOO = "_proxy"
 # A credential provider, which is code of the user's, may need any variable of its cloud (AWS_*, GOOGLE_*). With one of
 # these the exporter inherits all but what changes the interpreter.
@@ -224,16 +226,17 @@ class Launcher:
         """
         # Isolated, and without `site`: no variable, directory or sitecustomize changes what runs. Isolated, it does not
         # find a library that only PYTHONHOME names, which is the one variable of Python's that it has.
-        has_home = bool(env.get("PYTHONHOME")) and not sys.flags.ignore_environment
+        has_home = not sys.flags.ignore_environment and _is_own_home(env.get("PYTHONHOME", ""))
         flags = [*([] if has_home else ["-I"]), "-S", *(["-B"] if sys.dont_write_bytecode else [])]
         title = f"{TITLE} {os.getpid()} ({_application_name()})"
         return [self.interpreter.path, *flags, str(_PROGRAM), title]
 
     def environment(self, env: Mapping[str, str], token: str) -> dict[str, str]:
         """Return the exporter's environment, from the host's."""
-        has_provider = any(env.get(name, "").strip() for name in _PROVIDERS)
+        has_provider = any(env.get(name, "").strip() for name in _PROVIDERS)  # any variable may be a path then
+        paths = [path for name in _PATHS for path in (env.get(name) or "/").split(":")]
         settings = {
-            "leaves_directory": not has_provider,  # any variable of a provider's may be a relative path
+            "leaves_directory": not has_provider and all(path.startswith("/") for path in paths),
             "path": [*_absolute_path()],
             "package": [*sys.modules["splunk_profiler"].__path__],
             "factory": self.factory,
@@ -242,11 +245,19 @@ class Launcher:
             "cache_tag": sys.implementation.cache_tag,
         }
         inherited = {
-            name: absolute(value) if name in _PATHS else value
+            name: value
             for name, value in env.items()
             if _is_inherited(name) or (has_provider and not name.startswith(_NEVER_INHERITED))
         }
         return {**inherited, **ALLOCATION, VARIABLE: json.dumps(settings)}
+
+
+def _is_own_home(home: str) -> bool:
+    """Return True if it is where this interpreter has its library; an application may set it for another one."""
+    try:
+        return bool(home) and Path(home.partition(":")[0]).samefile(sys.base_prefix)
+    except OSError:
+        return False
 
 
 def _is_inherited(name: str) -> bool:

@@ -80,6 +80,7 @@ class ProcessProfiler:
         self._finalizer: Any = None  # of `multiprocessing`
         self._profiler_to_restart: Profiler | None = None  # the parent's, in a child that may run another program
         self._runtime_id: RuntimeId | None = None  # made by the first start, because its module loads others
+        self._turns = ShortTurns()  # of a start, which loads most of the profiler
         self._guard = Guard("starting or stopping the profiler")
         self._sigterm = SigtermHandler(self._stop_and_exit)
 
@@ -108,7 +109,7 @@ class ProcessProfiler:
             Worker("caller", lambda: calls.run(function, timeout_s)).start()
 
     def _start(self, config: Config | None) -> None:
-        with self._guard.catching(), FORK_GATE, ShortTurns():  # it loads most of the profiler
+        with self._guard.catching(), FORK_GATE, self._turns:
             self._stop_unfinished(0)
             self._restart_in_child()
             resolved = self._resolve_settings(config)
@@ -117,6 +118,7 @@ class ProcessProfiler:
                 self._start_profiler(resolved)
 
     def _stop(self, deadline_s: float) -> None:
+        self._turns.end()  # a signal handler may have raised where a start would have ended them
         with self._guard.catching():
             self._profiler_to_restart = None
             if self._profiler is not None and self._pid == os.getpid():
@@ -273,6 +275,7 @@ class ProcessProfiler:
         self._held_by_forking_thread.clear()
         self._has_final_settings = False  # the parent's settings hold until a `start` here has others
         self._calls = CallQueue()  # a lost thread may have been in it
+        self._turns.end()
         with self._guard.catching():
             if self._runtime_id is not None:
                 self._runtime_id = self._runtime_id.new_for_child()
@@ -286,6 +289,9 @@ class ProcessProfiler:
                 self._profiler_to_restart = profiler
             if not _is_forked_to_exec():
                 self._restart_in_child()
+        walker = sys.modules.get("splunk_profiler._walker")
+        if walker is not None:
+            walker.close_inherited_sockets()  # where nothing was started: the exporter would take the parent for alive
 
     def _restart_in_child(self) -> None:
         """Start in a forked child the profiler of its parent, unless that is done."""

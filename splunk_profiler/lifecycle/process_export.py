@@ -18,7 +18,7 @@ from splunk_profiler.system.guard import logger
 if TYPE_CHECKING:
     from splunk_profiler.exporter_process.connection import ExporterConnection
 
-_FALLBACK_AFTER_S = 3.0  # of failures, with no message from an exporter since the start
+_FALLBACK_AFTER_S = 3.0  # of failures, with no report of an exporter since the start
 _LOST_AFTER_S = 60.0  # with none since there was one: it is started again meanwhile, some six times
 
 
@@ -32,8 +32,8 @@ class ProcessExport(StreamOutput):
         self._clock = clock
         self._generation = self._connection.generation
         self._cpu_ns = 0
-        self._failing_since_s: float | None = None  # of sends; the exporter has said nothing since then
-        self._is_reached = False  # it has said something
+        self._failing_since_s: float | None = None  # of sends; the exporter has reported nothing since then
+        self._is_reached = False  # it has reported
         self._counters = RecordCounters()  # of this connection
         self._earlier_counters = RecordCounters()
 
@@ -90,14 +90,15 @@ class ProcessExport(StreamOutput):
         # The kernel takes data also for one that has not begun to read, and may end before.
         if now_s - self._failing_since_s >= (_LOST_AFTER_S if self._is_reached else _FALLBACK_AFTER_S):
             # One that was reached and is stopped has a connection still.
-            self.failure = self._connection.failure or ("" if self._is_reached else "it says nothing")
+            self.failure = self._connection.failure or ("" if self._is_reached else "it reports nothing")
 
     def _receive(self) -> None:
         for message in self._connection.receive():
             try:
                 values = json.loads(message)
-                self._is_reached, self._failing_since_s, self.failure = True, None, ""
-                self._cpu_ns = values.get("cpu_ns", self._cpu_ns)
+                if "cpu_ns" in values:  # not only a line for the log: it works
+                    self._is_reached, self._failing_since_s, self.failure = True, None, ""
+                    self._cpu_ns = values["cpu_ns"]
                 if "counters" in values:
                     self._counters = RecordCounters(**values["counters"])
                 if "text" in values:

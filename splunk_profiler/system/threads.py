@@ -325,23 +325,24 @@ class ShortTurns:
     """
 
     def __init__(self) -> None:
-        self._before_s = self._own_s = 0.0
+        self._before_s = 0.0
 
     def __enter__(self) -> None:
-        """Shorten the turns."""
         self._before_s = sys.getswitchinterval()
-        sys.setswitchinterval(_LOADING_SWITCH_INTERVAL_S)
-        self._own_s = sys.getswitchinterval()
+        try:
+            sys.setswitchinterval(_LOADING_SWITCH_INTERVAL_S)
+        except BaseException:  # of a signal handler, after it
+            self.end()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
         self.end()
 
     def end(self) -> None:
         """Restore their length, unless the application has set another one, or nothing has begun."""
-        if self._own_s and sys.getswitchinterval() == self._own_s:
+        if self._before_s and abs(sys.getswitchinterval() - _LOADING_SWITCH_INTERVAL_S) < 1e-6:
             sys.setswitchinterval(self._before_s)
-        self._own_s = 0.0
+        self._before_s = 0.0
 
 
 def sleep_cooperatively(seconds: float) -> None:

@@ -64,8 +64,17 @@ def test_exporter_finds_its_library_by_the_pythonhome_of_its_host(
     for folder in {"lib", sys.platlibdir}:
         (tmp_path / folder).symlink_to(Path(sys.base_prefix, folder))
     monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
     with connected() as connection:
         assert ask(connection, b"prefix") == os.fsencode(tmp_path)
+
+
+def test_exporter_does_not_look_in_a_pythonhome_that_is_meant_for_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    with connected() as connection:
+        assert ask(connection, b"prefix") == os.fsencode(sys.base_prefix)
 
 
 def test_close_without_a_connection_has_nothing_to_send() -> None:

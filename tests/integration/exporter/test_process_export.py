@@ -39,9 +39,13 @@ def test_output_taken_by_a_silent_process_only_has_no_exporter() -> None:
     output.stop(0)
 
 
+@pytest.mark.parametrize(
+    ("said", "pauses"), [('{"cpu_ns": 7}', 6), ('{"level": 30, "text": "settings are not usable"}', 2)]
+)
 def test_output_whose_exporter_cannot_be_started_again_has_none(
-    monkeypatch: pytest.MonkeyPatch,
+    said: str, pauses: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One that has only complained never worked."""
     monkeypatch.syspath_prepend(str(TESTS / "targets"))
     now_s = time.monotonic()
     launchers: list[Callable[[int, str], None]] = [Launcher(find_interpreter(), FACTORY)]
@@ -52,14 +56,14 @@ def test_output_whose_exporter_cannot_be_started_again_has_none(
     connection = ExporterConnection(launch, os.urandom(16).hex(), lambda: now_s)
     output = ProcessExport(connection, lambda: now_s)
     pid = exporter_pid(connection)
-    assert output.send(b'{"cpu_ns": 7}\n')
-    while output.cpu_ns() != 7:  # its session sends it back
+    assert output.send(f"{said}\n".encode())
+    while output.cpu_ns() != 7 and not caplog.messages:  # its session sends it back
         assert output.send(b"drop\n")
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid)
     while output.send(b"drop\n"):
         pass
-    for _ in range(6):  # the first one notices that the stream has to begin anew
+    for _ in range(pauses):  # the first one notices that the stream has to begin anew
         assert not output.failure  # it may be started again
         now_s += 12
         assert not output.send(b"drop\n")

@@ -121,12 +121,20 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
     assert made.keys() - {VARIABLE, *ALLOCATION} == needed.keys()
 
 
-def test_environment_has_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = LAUNCHER.environment({"SSL_CERT_FILE": "ca.pem", "SSL_CERT_DIR": "/certs", "TMPDIR": ""}, "token")
-    assert (made["SSL_CERT_FILE"], made["SSL_CERT_DIR"], made["TMPDIR"]) == (f"{tmp_path}/ca.pem", "/certs", "")
-    shutil.rmtree(tmp_path)
-    assert LAUNCHER.environment({"SSL_CERT_FILE": "ca.pem"}, "token")["SSL_CERT_FILE"] == "ca.pem"
+@pytest.mark.parametrize(
+    ("name", "value", "leaves"),
+    [
+        ("SSL_CERT_FILE", "/ca.pem", True),
+        ("SSL_CERT_FILE", "ca.pem", False),
+        ("LD_LIBRARY_PATH", "/lib:lib", False),
+        ("PATH", "/bin:", False),
+        ("TMPDIR", "", True),
+    ],
+)
+def test_directory_is_left_if_no_variable_has_a_relative_path(name: str, value: str, leaves: bool) -> None:
+    made = LAUNCHER.environment({name: value}, "token")
+    assert made[name] == value
+    assert json.loads(made[VARIABLE])["leaves_directory"] is leaves
 
 
 @pytest.mark.parametrize("kind", ["", "LOGS_"])

@@ -183,7 +183,7 @@ def test_child_of_c_code_closes_inherited_sockets_at_once(tmp_path: Path) -> Non
 
 def _file_of(descriptor: int) -> str:
     try:
-        return os.readlink(f"/proc/self/fd/{descriptor}")
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
     except OSError:
         return ""
 

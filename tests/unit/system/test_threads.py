@@ -193,6 +193,9 @@ def test_short_turns_are_restored_once_and_only_if_they_are_ours() -> None:
             application_s = sys.getswitchinterval()
         turns.end()
         assert sys.getswitchinterval() == application_s
+        turns.__enter__()
+        turns.end()  # where `__exit__` was interrupted
+        assert sys.getswitchinterval() == application_s
     finally:
         sys.setswitchinterval(before_s)
 
