@@ -1,7 +1,8 @@
 """Runs programs with Python before them (``preexec_fn``): ``preexec.py HOW``, with the profiler at work.
 
-Says how many threads there are between fork and exec; where HOW is ``subprocess``, and not ``gevent``, also whether
-there are others in a process that is forked there, and after a start there.
+Says how many threads there are between fork and exec, and whether a socket to an exporter is still open; where HOW is
+``subprocess``, and not ``gevent``, also whether there are others in a process that is forked there, and after a start
+there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ if sys.argv[1] == "gevent":
     import_module("gevent.monkey").patch_all()
 
 import splunk_profiler
+from splunk_profiler._walker import OwnedSocket
+
+SOCKET = OwnedSocket.listen(b"\0splunk-profiler-preexec-%d" % os.getpid())
+NUMBER = SOCKET.descriptor
 
 
 def threads() -> int:
@@ -26,6 +31,7 @@ def look() -> None:
     for _ in range(100_000):  # whatever is to be noticed while Python runs
         pass
     os.write(1, f"before exec {threads()}\n".encode())
+    os.write(1, b"socket %s\n" % (b"open" if Path(f"/proc/self/fd/{NUMBER}").exists() else b"closed"))
 
 
 def fork() -> None:

@@ -118,6 +118,7 @@ def test_nothing_is_started_between_fork_and_exec(how: str) -> None:
     with Target("preexec.py", how, env=_off_the_record()) as target:
         assert target.finish() == 0
         assert target.line("before exec") == "1"
+        assert target.line("socket") == "closed"
         if how == "subprocess":
             assert target.line("forked there:") == "with threads"
             assert target.line("started there:") == "with threads"
