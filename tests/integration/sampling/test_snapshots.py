@@ -48,9 +48,10 @@ def test_threads_of_selected_traces_are_sampled_often_and_all_rarely(walker: str
     request = ledger["selected"]
     assert ledger["marked"] == ["selected"]
     assert {sample.labels["trace_id"] for sample in closely} == {request["trace_id"]}
-    assert {sample.labels["source.event.period"] for sample in closely} == {10}
     ticks = [sample for sample in continuous if sample.labels.get("source.event.name") != "gc"]
-    assert {sample.labels["source.event.period"] for sample in ticks} == {50}
+    # A tick that comes late stands for those before it.
+    assert min(sample.labels["source.event.period"] for sample in closely) == 10
+    assert min(sample.labels["source.event.period"] for sample in ticks) == 50
     # The portable walker cannot see the context that the pool's thread runs in.
     assert _functions(closely) == {"selected_work"} | ({"helping_work"} if walker == "native" else set())
     assert _functions(continuous) == {"selected_work", "helping_work", "other_work", "untraced_work"}
