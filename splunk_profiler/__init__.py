@@ -90,7 +90,7 @@ def _load_profiler() -> ProcessProfiler | None:
     if FORK_GATE.has_locked_imports():
         return None
     with FORK_GATE:
-        from splunk_profiler.system.threads import ShortTurns  # noqa: PLC0415  # loaded on use
+        from splunk_profiler.system.short_turns import ShortTurns  # noqa: PLC0415  # loaded on use
 
         with ShortTurns():
             from splunk_profiler.lifecycle import process  # noqa: PLC0415  # loaded on use

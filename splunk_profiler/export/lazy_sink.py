@@ -19,8 +19,8 @@ from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.model import Record, Sink
 from splunk_profiler.system import import_locks
 from splunk_profiler.system.guard import logger
+from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.system.threads import (
-    ShortTurns,
     ThreadProgress,
     WakeEvent,
     active_threads,

@@ -24,8 +24,8 @@ from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
 from splunk_profiler.system.guard import Guard, OnceLog, logger
+from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.system.threads import (
-    ShortTurns,
     WakeEvent,
     Worker,
     delaying_forks,

@@ -35,7 +35,7 @@ from splunk_profiler.otel.trace_selector import TraceSelector
 from splunk_profiler.raw import Periods, RawSnapshot
 from splunk_profiler.system.context_values import ContextValues
 from splunk_profiler.system.guard import Guard, logger
-from splunk_profiler.system.threads import ShortTurns
+from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.user_labels import sample_labels
 from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
 

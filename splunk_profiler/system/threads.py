@@ -24,7 +24,6 @@ NAME_PREFIX = "splunk-profiler-"
 _ASLEEP, _ON_DISK = "S", "D"  # the kernel's states of a thread that waits
 _THREADING_LOCK_TIMEOUT_S, _POLL_INTERVAL_S = 0.1, 0.002
 _LONG_OFFER_S = 0.002
-_LOADING_SWITCH_INTERVAL_S = 50e-6
 _STALL_TIMEOUTS_S = {_ASLEEP: 5.0, _ON_DISK: 60.0}
 
 
@@ -316,33 +315,6 @@ class GilOffer:
 
 
 yield_gil = GilOffer()
-
-
-class ShortTurns:
-    """A time in which threads take the GIL from each other after 50 µs, not 5 ms; at most about a second.
-
-    An import gives the GIL up at each file. Beside eight busy threads, loading gRPC would take half a minute.
-    """
-
-    def __init__(self) -> None:
-        self._before_s = 0.0
-
-    def __enter__(self) -> None:
-        self._before_s = sys.getswitchinterval()
-        try:
-            sys.setswitchinterval(_LOADING_SWITCH_INTERVAL_S)
-        except BaseException:  # of a signal handler, after it
-            self.end()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Restore their length, unless the application has set another one, or nothing has begun."""
-        if self._before_s and abs(sys.getswitchinterval() - _LOADING_SWITCH_INTERVAL_S) < 1e-6:
-            sys.setswitchinterval(self._before_s)
-        self._before_s = 0.0
 
 
 def sleep_cooperatively(seconds: float) -> None:

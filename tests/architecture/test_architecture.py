@@ -149,7 +149,7 @@ PROCESS_WIDE = [
         {"config", "activation", "cli.autostart", "exporter_process.__main__"},
     ),
     ProcessWide("os", {"register_at_fork"}, {"activation"}),
-    ProcessWide("sys", {"setswitchinterval"}, {"system.threads"}),
+    ProcessWide("sys", {"setswitchinterval"}, {"system.short_turns"}),
     ProcessWide("sys", {"monitoring"}, {"capture.events.exceptions"}),
     ProcessWide("atexit", {"register", "unregister"}, {"lifecycle.process"}),
     ProcessWide(

@@ -104,7 +104,8 @@ def test_on_starts_one_profiler_however_often_it_is_started() -> None:
     _run(code, SPLUNK_PROFILER_ENABLED="true")
 
 
-def test_threads_take_short_turns_while_the_profiler_is_loaded() -> None:
+@pytest.mark.parametrize("exporter", ["auto", "thread"])
+def test_threads_take_short_turns_while_the_profiler_is_loaded(exporter: str) -> None:
     code = (
         "import sys, splunk_profiler as p\nturns = {}\nclass Finder:\n"
         "    def find_spec(name, *_):\n"
@@ -112,10 +113,10 @@ def test_threads_take_short_turns_while_the_profiler_is_loaded() -> None:
         "sys.meta_path.insert(0, Finder)\nbefore = sys.getswitchinterval()\nassert p.start()\n"
         "ours = {name: s for name, s in turns.items() if name.startswith('splunk_profiler.')}\n"
         "long = [name for name, s in ours.items() if s > before / 10]\n"
-        "assert long == ['splunk_profiler.system', 'splunk_profiler.system.threads'] and len(ours) > 50, long\n"
-        "assert sys.getswitchinterval() == before\n"
+        "assert long == ['splunk_profiler.system', 'splunk_profiler.system.short_turns'] and len(ours) > 50, long\n"
+        "p.stop()\nassert sys.getswitchinterval() == before\n"
     )
-    _run(code, SPLUNK_PROFILER_ENABLED="true")
+    _run(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_EXPORTER=exporter)
 
 
 def test_it_can_be_started_again_after_a_stop() -> None:

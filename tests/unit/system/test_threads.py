@@ -12,7 +12,7 @@ import pytest
 from interrupted_lines import is_interrupted
 
 from splunk_profiler.system import threads
-from splunk_profiler.system.threads import GilOffer, OwnedLock, ShortTurns, WakeEvent, Worker
+from splunk_profiler.system.threads import GilOffer, OwnedLock, WakeEvent, Worker
 
 
 def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
@@ -148,7 +148,7 @@ GEVENT = """
 from gevent import monkey
 if BEFORE: monkey.patch_all()
 import _thread, threading, gevent
-from splunk_profiler.system.threads import GilOffer, ShortTurns, WakeEvent, Worker
+from splunk_profiler.system.threads import GilOffer, WakeEvent, Worker
 if not BEFORE: monkey.patch_all()
 real_ident = monkey.get_original("_thread", "get_ident")
 over, idents = WakeEvent(), []
@@ -179,25 +179,6 @@ def test_worker_is_a_real_thread_if_gevent_patched_threading_before() -> None:
 
 def test_worker_is_a_real_thread_if_gevent_patches_threading_afterwards() -> None:
     assert _run(f"BEFORE = False\n{GEVENT}") == "ok\n"
-
-
-def test_short_turns_are_restored_once_and_only_if_they_are_ours() -> None:
-    before_s = sys.getswitchinterval()
-    turns = ShortTurns()
-    try:
-        with turns:
-            assert sys.getswitchinterval() < before_s / 10
-        assert sys.getswitchinterval() == before_s
-        with turns:
-            sys.setswitchinterval(0.002)  # by the application
-            application_s = sys.getswitchinterval()
-        turns.end()
-        assert sys.getswitchinterval() == application_s
-        turns.__enter__()
-        turns.end()  # where `__exit__` was interrupted
-        assert sys.getswitchinterval() == application_s
-    finally:
-        sys.setswitchinterval(before_s)
 
 
 @pytest.mark.parametrize(("offer_s", "offers"), [(0.0005, 100), (0.04, 3)])
