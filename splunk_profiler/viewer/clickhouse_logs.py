@@ -19,6 +19,7 @@ from splunk_profiler.viewer.clickhouse_tables import (
     SampleTable,
     one_of,
     service_of,
+    split_sender,
 )
 from splunk_profiler.viewer.model import MINUTE_NS
 from splunk_profiler.viewer.otlp_files import (
@@ -32,7 +33,7 @@ from splunk_profiler.viewer.otlp_files import (
     parse_int,
 )
 from splunk_profiler.viewer.profile_messages import PROFILE_FORMAT, decode_body
-from splunk_profiler.viewer.records import RecordReader, Text, make_sender, text_weights
+from splunk_profiler.viewer.records import RecordReader, Text, text_weights
 
 _MAX_PROFILES = 2000
 _MAX_PROFILE_NS = MINUTE_NS  # so long before the spans in it a profile may begin
@@ -52,28 +53,15 @@ class _Texts(Found):
         for hash_, body in self.bodies.items():
             with suppress(ValueError):
                 texts[hash_] = reader.read_text(body)
-        for (
-            step_ns,
-            service,
-            version,
-            host,
-            pid,
-            runtime_id,
-            name,
-            is_kept,
-            trace,
-            span,
-            hash_,
-            is_allocation,
-            *sums,
-        ) in self.rows:
+        for step_ns, *row in self.rows:
+            sender, (name, is_kept, trace, span, hash_, is_allocation, *sums) = split_sender(row)
             count, period_ms, allocated = map(int, sums)
             has_all_ids &= bool(is_kept)
             if (text := texts.get(hash_)) is None:
                 reader.unread += count
                 continue
             reader.add_stack(
-                make_sender(service, version, host, pid, runtime_id),
+                sender,
                 text.stack,
                 int(step_ns),
                 text_weights(bool(is_allocation), count, period_ms, parse_int(allocated)),
@@ -89,9 +77,10 @@ class _Profiles(Found):
     """The newest profiles."""
 
     def add_to(self, reader: RecordReader) -> bool:
-        for service, version, host, pid, runtime_id, body in self.rows:
+        for row in self.rows:
+            sender, (body,) = split_sender(row)
             try:
-                reader.add_message(make_sender(service, version, host, pid, runtime_id), decode_body(body))
+                reader.add_message(sender, decode_body(body))
             except ValueError:
                 reader.unread += 1
         return True

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from splunk_profiler.viewer.clickhouse_tables import Found, Part, Period, SampleTable
+from splunk_profiler.viewer.clickhouse_tables import Found, Part, Period, SampleTable, split_sender
 from splunk_profiler.viewer.profile_messages import Place, kind_and_distribution
-from splunk_profiler.viewer.records import UNKNOWN_SERVICE, RecordReader, make_sender
+from splunk_profiler.viewer.records import SENDER_ATTRIBUTES, UNKNOWN_SERVICE, RecordReader
 
 # A sample without values is one observation at each of its times.
 _VALUE = "if(empty(r.Values), toInt64(length(r.TimestampsUnixNano)), arraySum(r.Values))"
@@ -27,21 +27,8 @@ class _Samples(Found):
         has_all_ids = True
         stacks = {hash_: reader.stack(places) for hash_, places in self.stacks.items()}
         unknown = reader.stack([])
-        for (
-            step_ns,
-            service,
-            version,
-            host,
-            pid,
-            runtime_id,
-            name,
-            is_kept,
-            trace,
-            span,
-            hash_,
-            *described,
-            sum_,
-        ) in self.rows:
+        for step_ns, *row in self.rows:
+            sender, (name, is_kept, trace, span, hash_, *described, sum_) = split_sender(row)
             has_all_ids &= bool(is_kept)
             thread, kind, unit, period_kind, period_unit, period = described
             values = {kind or "samples": (int(sum_), unit)}
@@ -49,7 +36,7 @@ class _Samples(Found):
                 values.setdefault(period_kind, (int(sum_) * int(period), period_unit))
             reader.recording.units.update((each, of) for each, (_, of) in values.items())
             reader.add_stack(
-                make_sender(service, version, host, pid, runtime_id),
+                sender,
                 stacks.get(hash_, unknown),
                 int(step_ns),
                 {each: value for each, (value, _) in values.items()},
@@ -82,7 +69,7 @@ class ProfileTable(SampleTable):
         return [_Samples(rows, {hash_: list(map(_place, *columns)) for hash_, *columns in stacks})]
 
     def _sender(self) -> tuple[str, ...]:
-        return self._service(), *map(self._described, ("service.version", "host.name", "process.pid", "runtime-id"))
+        return self._service(), *map(self._described, SENDER_ATTRIBUTES)
 
     def _service(self) -> str:
         executable = self._described("process.executable.name")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows
 from splunk_profiler.viewer.model import HOUR_NS, UNKNOWN_SPAN
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.profile_messages import OUTSIDE
-from splunk_profiler.viewer.records import UNKNOWN_SERVICE, RecordReader
+from splunk_profiler.viewer.records import SENDER_ATTRIBUTES, UNKNOWN_SERVICE, RecordReader, Sender, make_sender
 
 _MAX_ROWS = 1_000_000
 LOGS, SPANS = "otel_logs", "otel_traces"  # names of tables, as the exporter has them if it is not told others
@@ -198,9 +198,8 @@ class SampleTable:
         return f"if(trimLeft(replaceAll(r.SpanId, '0', ' ')) = '', '{OUTSIDE}', {name})"
 
     def _sender(self) -> tuple[str, ...]:
-        """Return what `make_sender` takes as columns."""
-        names = ("service.version", "host.name", "process.pid", "runtime-id")
-        return self._service(), *(self._attribute("ResourceAttributes", name) for name in names)
+        """Return what `split_sender` takes as columns."""
+        return self._service(), *(self._attribute("ResourceAttributes", name) for name in SENDER_ATTRIBUTES)
 
     def _service(self) -> str:
         """Return the name of the service as a column."""
@@ -209,6 +208,12 @@ class SampleTable:
     def _attribute(self, column: str, name: str) -> str:
         """Return an attribute of a sample as text."""
         return attribute(f"r.{column}", name, self._columns.get(column, ""))
+
+
+def split_sender(row: Sequence[Any]) -> tuple[Sender, Sequence[Any]]:
+    """Return the sender that the first columns of a row tell, and the others."""
+    count = 1 + len(SENDER_ATTRIBUTES)
+    return make_sender(*row[:count]), row[count:]
 
 
 def between(column: str, since: str = "since") -> str:

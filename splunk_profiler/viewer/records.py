@@ -50,6 +50,9 @@ _FRAME = struct.Struct("=ii")  # function and line
 _MAX_LINE = (1 << 31) - 1
 
 
+SENDER_ATTRIBUTES = ("service.version", "host.name", "process.pid", "runtime-id")  # beside the service's name
+
+
 class Sender(NamedTuple):
     """A process that records come from."""
 
@@ -75,8 +78,7 @@ def text_weights(is_allocation: bool, count: int, period_ms: int, allocated: int
 def sender_of(resource: dict[str, Any]) -> Sender:
     """Return the sender of the logs or spans of a resource."""
     described = attributes(resource.get("resource", {}))
-    names = ("service.name", "service.version", "host.name", "process.pid", "runtime-id")
-    return make_sender(*(str(described.get(name, "")) for name in names))
+    return make_sender(*(str(described.get(name, "")) for name in ("service.name", *SENDER_ATTRIBUTES)))
 
 
 class Stack(NamedTuple):
