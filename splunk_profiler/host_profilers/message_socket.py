@@ -92,23 +92,27 @@ class MessageSocket:
 
     def close(self) -> None:
         """Close the socket. Only the process that made it removes its file."""
+        is_own = self._pid == os.getpid()
         if self.is_open:
-            with suppress(OSError):  # the application has just closed it
+            if is_own:
+                with suppress(OSError):  # the application has just closed it
+                    self._socket.shutdown(_socket.SHUT_RDWR)  # a reader that no stop has reached would wait for ever
+            with suppress(OSError):
                 self._socket.close()
         else:
             self._socket.detach()  # the application may have reused the number
-            self._wake_reader()
-        if self._pid == os.getpid():
+            if is_own:
+                self._wake_reader()
+        if is_own:
             with suppress(OSError):  # it is gone, or its directory cannot be written to
                 Path(self.path).unlink()
 
     def _wake_reader(self) -> None:
         """Send an empty message: a reader keeps a closed socket alive until the next one."""
-        if self._pid == os.getpid():
-            sender = _datagram_socket()
-            with suppress(OSError):  # there is no reader
-                sender.sendto(b"", self.path)
-            sender.close()
+        sender = _datagram_socket()
+        with suppress(OSError):  # there is no reader
+            sender.sendto(b"", self.path)
+        sender.close()
 
 
 def _inode(new_socket: _socket.socket) -> tuple[int, int] | None:
