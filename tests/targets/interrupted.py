@@ -118,9 +118,11 @@ def handler_raises() -> None:
     def handle(_number: int, frame: FrameType | None) -> None:
         modules = {module for module, _ in _functions(frame)}
         # An error inside of `logging`, or of `importlib` itself (not of a module that it loads), may leave a lock of
-        # Python's acquired, for which every other thread waits for ever.
+        # Python's acquired, for which every other thread waits for ever; on 3.14 also in `threading`, as after each
+        # ``with`` that has just taken a lock.
         is_import = frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
-        if "splunk_profiler.lifecycle.process" in modules and "logging" not in modules and not is_import:
+        locking = {"logging", "threading"} if sys.version_info[:2] == (3, 14) else {"logging"}
+        if "splunk_profiler.lifecycle.process" in modules and not modules & locking and not is_import:
             raise InterruptedWorkError
 
     signal.signal(signal.SIGALRM, handle)
