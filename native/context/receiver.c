@@ -21,6 +21,7 @@ enum {
     /* A buffer that is not full has room for any message. */
     BUFFER_BYTES = FULL_BYTES + sizeof(message_length) + MAX_MESSAGE_BYTES,
     MAX_WAIT_S = 3600,
+    LOOK_AGAIN_MS = 1000, /* whether the socket still exists */
     NS_PER_S = 1000000000,
 };
 
@@ -114,16 +115,22 @@ static void wait_for_room(receiver *self)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* Receive until `receiver_stop`, or until the socket no longer exists.
+/* Wait for a message or an end of the socket. Return what `poll` does: 0 if it is time to look at the socket again.
  *
- * Closing the descriptor does not end `poll`: during `poll` the kernel keeps the socket, and senders reach
- * it. The next message shows it, perhaps one of our own (message_socket.py).
+ * Closing the descriptor does not end `poll`: during `poll` the kernel keeps the socket, and senders reach it. And if
+ * the number is reused right before, this waits for another file.
  */
+static int wait_for_socket(struct pollfd *socket)
+{
+    return poll(socket, 1, LOOK_AGAIN_MS);
+}
+
+/* Receive until `receiver_stop`, or until the socket no longer exists. */
 static void receive_until_stopped(receiver *self)
 {
     struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
     while (!atomic_load(&self->stopping)) {
-        if (!is_same_socket(self) || (poll(&socket, 1, -1) < 0 && errno != EINTR)) {
+        if (!is_same_socket(self) || (wait_for_socket(&socket) < 0 && errno != EINTR)) {
             return;
         }
         read_result last = receive_queued(self);
@@ -258,8 +265,9 @@ int receiver_start_with_message(receiver *self)
     if (atomic_load(&self->stopping)) {
         wait_for_end(self); /* or the caller, who does not know yet, would call again and again */
     }
-    else if (is_idle(self) && is_same_socket(self)) {
-        (void)poll(&socket, 1, -1);
+    else {
+        while (is_idle(self) && is_same_socket(self) && wait_for_socket(&socket) == 0) {
+        }
     }
     return receiver_start(self); /* the thread finds out by itself if the socket no longer exists */
 }

@@ -92,27 +92,14 @@ class MessageSocket:
 
     def close(self) -> None:
         """Close the socket. Only the process that made it removes its file."""
-        is_own = self._pid == os.getpid()
         if self.is_open:
-            if is_own:
-                with suppress(OSError):  # the application has just closed it
-                    self._socket.shutdown(_socket.SHUT_RDWR)  # a reader that no stop has reached would wait for ever
-            with suppress(OSError):
+            with suppress(OSError):  # the application has just closed it
                 self._socket.close()
         else:
             self._socket.detach()  # the application may have reused the number
-            if is_own:
-                self._wake_reader()
-        if is_own:
+        if self._pid == os.getpid():
             with suppress(OSError):  # it is gone, or its directory cannot be written to
                 Path(self.path).unlink()
-
-    def _wake_reader(self) -> None:
-        """Send an empty message: a reader keeps a closed socket alive until the next one."""
-        sender = _datagram_socket()
-        with suppress(OSError):  # there is no reader
-            sender.sendto(b"", self.path)
-        sender.close()
 
 
 def _inode(new_socket: _socket.socket) -> tuple[int, int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import stat
 import subprocess
@@ -226,14 +225,6 @@ def test_its_file_goes_when_it_is_closed_and_closing_it_again_does_nothing(direc
     made.close()
     made.close()
     assert not list(directory.iterdir())
-
-
-def test_close_ends_the_wait_of_a_reader_that_was_not_stopped(directory: Path) -> None:
-    with inbox(directory) as made, socket.socket(fileno=os.dup(made.fileno())) as waited_for:
-        waiting = select.poll()
-        waiting.register(waited_for, select.POLLIN)
-        made.close()
-        assert waiting.poll(0)
 
 
 def test_close_works_with_file_or_directory_missing_or_read_only(directory: Path) -> None:

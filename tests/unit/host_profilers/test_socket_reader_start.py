@@ -94,6 +94,16 @@ def test_a_stop_ends_the_wait_for_the_first_message(reading: SocketReaderThread)
     assert not reading.reader.is_lost
 
 
+def test_wait_for_the_first_message_ends_once_the_socket_is_closed(reading: SocketReaderThread) -> None:
+    waiter = threading.Thread(target=reading.reader.start_with_message)
+    waiter.start()
+    os.close(reading.receiver.fileno())
+    waiter.join(WAIT_S)
+    assert not waiter.is_alive()
+    reading.wait_for_end()
+    assert reading.reader.is_lost
+
+
 def test_the_thread_of_a_reader_that_is_gone_ends(reading: SocketReaderThread) -> None:
     reader = SocketReader(reading.receiver.fileno())
     reader.start()
