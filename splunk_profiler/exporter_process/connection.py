@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from splunk_profiler._walker import OwnedSocket, close_inherited_sockets
+from splunk_profiler.exporter_process.launch import LaunchError
 from splunk_profiler.exporter_process.transport import (
     CHALLENGE_BYTES,
     LENGTH,
@@ -55,6 +56,7 @@ class ExporterConnection:
 
     Attributes:
         failure: why the last attempt to connect or to start failed; empty after one that worked.
+        cannot_start: True if that was a `LaunchError`: this process can start none.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class ExporterConnection:
         self._next_connection_s = self._next_launch_s = self._next_log_s = 0.0
         self._pause_s = 0.0
         self._restarts = 0
-        self.failure = ""
+        self.failure, self.cannot_start = "", False
 
     def successor(self) -> ExporterConnection:
         """Return a connection to the same exporter: this one in a forked child, another one after `close`."""
@@ -176,6 +178,7 @@ class ExporterConnection:
             except ConnectionRefusedError:
                 self._start_exporter()
         except OSError as error:
+            self.cannot_start = isinstance(error, LaunchError)
             self._note_failure(str(error))
         return self._socket is not None
 
@@ -193,7 +196,7 @@ class ExporterConnection:
         # starting answers. No other process with a listener can have the id of one that has launched and lives.
         self._is_trusted = is_launched or made.peer_pid == os.getppid() == self._launcher_pid != 0
         self._socket = made
-        self._has_been_connected, self.failure = True, ""
+        self._has_been_connected, self.failure, self.cannot_start = True, "", False
         self._next_connection_s = self._clock() + _FIRST_PAUSE_S
 
     def _start_exporter(self) -> None:

@@ -5,6 +5,7 @@ Runs in the host, on the profiler's thread. Loads the native walker with the fir
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -68,6 +69,11 @@ _UPPERCASE_TOO = "_proxy"
 # these the exporter inherits all but what changes the interpreter.
 _PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER" for kind in ("", "LOGS_"))
 _NEVER_INHERITED = ("PYTHON", "LD_PRELOAD", "LD_AUDIT")
+# Errors of a start that further tries do not mend: what the program needs is missing, forbidden or too large.
+_LASTING_ERRNOS = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.E2BIG),
+    *(errno.ENOSYS, errno.ECHILD),
+)
 _RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
 
@@ -217,7 +223,12 @@ class Launcher:
         env = environment()
         arguments = [os.fsencode(argument) for argument in self.arguments(env)]
         variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(env, token).items()]
-        spawn_exporter(arguments, variables, descriptor)
+        try:
+            spawn_exporter(arguments, variables, descriptor)
+        except OSError as error:
+            if error.errno not in _LASTING_ERRNOS:
+                raise
+            raise LaunchError(f"{self.interpreter.path} cannot be started: {error.strerror}") from error
 
     def arguments(self, env: Mapping[str, str]) -> list[str]:
         """Return the command line, from the host's environment.

@@ -88,7 +88,8 @@ class ProcessExport(StreamOutput):
         now_s = self._clock()
         self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
         # The kernel takes data also for one that has not begun to read, and may end before.
-        if now_s - self._failing_since_s >= (_LOST_AFTER_S if self._is_reached else _FALLBACK_AFTER_S):
+        limit_s = _LOST_AFTER_S if self._is_reached else _FALLBACK_AFTER_S
+        if self._connection.cannot_start or now_s - self._failing_since_s >= limit_s:
             # One that was reached and is stopped has a connection still.
             self.failure = self._connection.failure or ("" if self._is_reached else "it reports nothing")
 

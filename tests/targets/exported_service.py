@@ -42,7 +42,8 @@ EXPORTER_MODULES = (
     "_hashlib",  # with it comes OpenSSL
 )
 _PR_SET_CHILD_SUBREAPER = 36
-BUSY = [[""], ["frozen"], ["no interpreter"], ["subreaper"]]  # gRPC is loaded beside a thread that never pauses
+# gRPC is loaded beside a thread that never pauses.
+BUSY = [[""], ["frozen"], ["no exec"], ["no interpreter"], ["subreaper"]]
 _HUGE_STACK = 1 << 46
 _NOBODY = 65534
 _DEPTH, _DESCENDING = 500, 8
@@ -216,8 +217,8 @@ def replace_interpreter() -> None:
 
 
 def confine() -> None:
-    """Let no program be executed; gevent, which could have gRPC loaded on another thread, is not there."""
-    seccomp.refuse("execve", errno.EACCES)
+    """Let no program be executed for now; gevent, which could have gRPC loaded on another thread, is not there."""
+    seccomp.refuse("execve", errno.EAGAIN)
     sys.modules.update(dict.fromkeys(("gevent", "eventlet")))  # type: ignore[arg-type]
 
 
@@ -244,6 +245,7 @@ CONDITIONS: dict[str, Callable[[], None]] = {
     "crowded": lambda: seccomp.refuse_vfork(errno.EAGAIN),  # as where the limit on processes is reached
     "deep stacks": overflow,
     "frozen": freeze,
+    "no exec": lambda: seccomp.refuse("execve"),
     "no interpreter": hide_interpreter,
     "other interpreter": replace_interpreter,
     "subreaper": become_subreaper,

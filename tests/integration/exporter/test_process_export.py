@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from target_process import TESTS
@@ -18,6 +19,8 @@ from exporter_processes import FACTORY, exporter_pid, wait_for_end
 from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, ExporterConnection
 from splunk_profiler.exporter_process.launch import Interpreter, Launcher, find_interpreter
 from splunk_profiler.lifecycle.process_export import ProcessExport
+
+_MAX_VARIABLE_BYTES = 128 << 10  # of a program that is executed, on Linux
 
 
 def _no_launch(_descriptor: int, _token: str) -> None:
@@ -68,6 +71,39 @@ def test_output_whose_exporter_cannot_be_started_again_has_none(
         now_s += 12
         assert not output.send(b"drop\n")
     assert output.failure == "no process here"
+    output.stop(0)
+
+
+def _interpreter(path: Path, mode: int | None = None) -> Interpreter:
+    if mode is not None:
+        path.write_text("not a program", "utf-8")
+        path.chmod(mode)
+    return Interpreter(str(path), "", ())
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("missing", "No such file or directory"),
+        ("not executable", "Permission denied"),
+        ("no program", "Exec format error"),
+        ("large environment", "Argument list too long"),
+    ],
+)
+def test_output_whose_exporter_can_never_be_started_has_none_at_once(
+    condition: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreters = {
+        "missing": lambda: _interpreter(tmp_path / "missing"),
+        "not executable": lambda: _interpreter(tmp_path / "text", 0o644),
+        "no program": lambda: _interpreter(tmp_path / "text", 0o755),
+        "large environment": find_interpreter,
+    }
+    if condition == "large environment":
+        monkeypatch.setenv("SPLUNK_PROFILER_OUTPUT", "x" * _MAX_VARIABLE_BYTES)
+    output = ProcessExport.new(interpreters[condition]())
+    assert not output.send(b"lost\n")
+    assert output.failure.endswith(f"cannot be started: {reason}")
     output.stop(0)
 
 
