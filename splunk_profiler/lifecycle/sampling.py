@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,8 +72,8 @@ class Sampling:
         choice: WalkerChoice,
         parent: Sampling | None,
     ) -> None:
+        self._resolved = resolved = _usable_settings(resolved, choice)
         config = resolved.config
-        self._resolved = resolved
         self._is_forked_child = parent is not None
         self._publishing = publishing
         self._choice = choice
@@ -366,6 +367,14 @@ def choose_sampling_walker(preference: str, *, has_lost_threads: bool) -> Walker
         )
         return None
     return choice
+
+
+def _usable_settings(resolved: Resolved, choice: WalkerChoice) -> Resolved:
+    """Return the settings without memory where the walker cannot sample it; profiles of it would be empty."""
+    if choice.name == "native" or not resolved.config.memory_enabled:
+        return resolved
+    logger.warning("SPLUNK_PROFILER_MEMORY_ENABLED=true has no effect: memory needs the native walker")
+    return resolved._replace(config=replace(resolved.config, memory_enabled=False))
 
 
 def _describe_sampling(config: Config) -> str:

@@ -14,7 +14,7 @@ from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
 from splunk_profiler.raw import RawAllocation, RawBlocksEnded, RawEvent
-from splunk_profiler.system.guard import OnceLog, logger
+from splunk_profiler.system.guard import OnceLog
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
@@ -77,12 +77,9 @@ class AllocationEventSource(EventSource):
         return [*events, RawBlocksEnded(ended)] if ended else events
 
 
-def make_allocation_source(config: Config, ticker: Ticker, native: bool) -> AllocationEventSource | None:
-    """Return the source; None if it is off, or with the portable walker."""
+def make_allocation_source(config: Config, ticker: Ticker, _native: bool) -> AllocationEventSource | None:
+    """Return the source; None if it is off, as it is with the portable walker."""
     if not config.memory_enabled:
-        return None
-    if not native:
-        logger.warning("SPLUNK_PROFILER_MEMORY_ENABLED=true has no effect: memory needs the native walker")
         return None
     native_ticker: Any = ticker
     return AllocationEventSource(native_ticker, config.memory_sample_bytes, tracks_live=config.sends_profiles)

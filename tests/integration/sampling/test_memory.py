@@ -17,6 +17,14 @@ from target_process import Target
 if find_spec("splunk_profiler._walker") is None:
     pytest.skip("the native walker is not built for this interpreter", allow_module_level=True)
 
+_SETTINGS = {
+    "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+    "SPLUNK_PROFILER_EXPORT_INTERVAL": "60000",
+    "SPLUNK_PROFILER_MEMORY_ENABLED": "true",
+    "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "200000",
+    "SPLUNK_PROFILER_MAX_OVERHEAD": "off",
+}
+
 
 @dataclass(frozen=True)
 class Allocated:
@@ -30,14 +38,7 @@ class Allocated:
 
 def _run(scenario: str, **more: str) -> tuple[list[dict[str, Any]], Any]:
     """Run a scenario to its end; (the records received, its ledger)."""
-    settings = {
-        "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
-        "SPLUNK_PROFILER_EXPORT_INTERVAL": "60000",
-        "SPLUNK_PROFILER_MEMORY_ENABLED": "true",
-        "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "200000",
-        "SPLUNK_PROFILER_MAX_OVERHEAD": "off",
-    }
-    records, ledger, _ = run_target("allocating_work.py", scenario, **{**settings, **more})
+    records, ledger, _ = run_target("allocating_work.py", scenario, **{**_SETTINGS, **more})
     return records, ledger
 
 
@@ -131,6 +132,12 @@ def test_memory_is_left_alone_unless_it_is_asked_for() -> None:
     records, ledger = _run("once", SPLUNK_PROFILER_MEMORY_ENABLED="false")
     assert ledger["hooked"] == [False, False, False]
     assert _read(records) == []
+
+
+def test_portable_walker_sends_no_profile_of_memory_and_says_why() -> None:
+    run = run_target("allocating_work.py", "once", walker="portable", **_SETTINGS)
+    assert {record["attributes"]["profiling.data.type"] for record in run.records} == {"cpu"}
+    assert run.output.count("memory needs the native walker") == 1
 
 
 @pytest.mark.parametrize("scenario", ["ending", "forks", "interpreters"])

@@ -19,11 +19,7 @@ from target_process import Target
 from walker_factory import make
 
 from splunk_profiler import _walker
-from splunk_profiler.capture.events import make_sources
 from splunk_profiler.capture.events.allocations import AllocationEventSource
-from splunk_profiler.capture.portable import PortableTicker
-from splunk_profiler.capture.symbolizer import Symbolizer
-from splunk_profiler.config import Config
 from splunk_profiler.model import Stack
 from splunk_profiler.raw import RawBlocksEnded, RawEvent
 from splunk_profiler.system.threads import active_threads
@@ -304,18 +300,6 @@ def test_source_turns_samples_into_events_and_ends() -> None:
     assert all(isinstance(each, RawEvent) and each.event.kind.name == "allocation" for each in events)
     assert isinstance(later[-1], RawBlocksEnded)
     assert len(later[-1].live_ids) > 400
-
-
-def test_portable_walker_has_no_source_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    frames = Symbolizer()
-    ticker = PortableTicker(
-        context_of=lambda _: None, max_depth=10, make_frame=frames.frame, make_stack=Stack, ring_size=4
-    )
-    with caplog.at_level("WARNING", "splunk_profiler"):
-        sources = make_sources(Config(enabled=True, memory_enabled=True), ticker, native=False)
-    assert sources.drain() == []
-    (line,) = caplog.messages
-    assert "SPLUNK_PROFILER_MEMORY_ENABLED" in line
 
 
 def test_time_in_captures_leaves_out_interruptions() -> None:
