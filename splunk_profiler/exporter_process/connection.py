@@ -19,7 +19,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from splunk_profiler._walker import OwnedSocket, close_inherited_sockets
-from splunk_profiler.exporter_process.launch import LaunchError
 from splunk_profiler.exporter_process.transport import (
     CHALLENGE_BYTES,
     LENGTH,
@@ -42,6 +41,11 @@ _RETRY_S = 0.01
 # Of an exporter that another process has started, perhaps beside many busy ones. The second time it is twice as long:
 # the exporter may have been stopped for a while, and one for the tree is the rule.
 MAX_ANSWER_S = 30.0
+# Of a program that is missing, forbidden or has too large an environment, and of a process that would be its parent.
+_LASTING_ERRNOS = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM),
+    *(errno.ENOEXEC, errno.E2BIG, errno.ENOSYS, errno.ECHILD),
+)
 
 
 def _wait(socket: OwnedSocket, deadline_s: float, *, is_writing: bool) -> None:
@@ -56,7 +60,7 @@ class ExporterConnection:
 
     Attributes:
         failure: why the last attempt to connect or to start failed; empty after one that worked.
-        cannot_start: True if that was a `LaunchError`: this process can start none.
+        cannot_start: True if that was the error of a start which further attempts do not mend.
     """
 
     def __init__(
@@ -178,7 +182,6 @@ class ExporterConnection:
             except ConnectionRefusedError:
                 self._start_exporter()
         except OSError as error:
-            self.cannot_start = isinstance(error, LaunchError)
             self._note_failure(str(error))
         return self._socket is not None
 
@@ -222,6 +225,9 @@ class ExporterConnection:
                 self._restarts += 1
                 self._log(f"the exporter process ended and was started again ({self._restarts} times so far)")
             self._connect(is_launched=True)
+        except OSError as error:
+            self.cannot_start = error.errno in _LASTING_ERRNOS
+            raise
         finally:
             listener.close()
 

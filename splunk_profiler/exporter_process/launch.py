@@ -5,7 +5,6 @@ Runs in the host, on the profiler's thread. Loads the native walker with the fir
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -69,11 +68,6 @@ _UPPERCASE_TOO = "_proxy"
 # these the exporter inherits all but what changes the interpreter.
 _PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER" for kind in ("", "LOGS_"))
 _NEVER_INHERITED = ("PYTHON", "LD_PRELOAD", "LD_AUDIT")
-# Errors of a start that further tries do not mend: what the program needs is missing, forbidden or too large.
-_LASTING_ERRNOS = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.E2BIG),
-    *(errno.ENOSYS, errno.ECHILD),
-)
 _RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
 
@@ -216,19 +210,14 @@ class Launcher:
         """Start the exporter, which proves to hosts that it knows the token.
 
         Raises:
-            OSError: that was not possible; a `LaunchError` if it never will be.
+            OSError: that was not possible.
         """
         from splunk_profiler._walker import spawn_exporter  # noqa: PLC0415  # missing on some systems
 
         env = environment()
         arguments = [os.fsencode(argument) for argument in self.arguments(env)]
         variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(env, token).items()]
-        try:
-            spawn_exporter(arguments, variables, descriptor)
-        except OSError as error:
-            if error.errno not in _LASTING_ERRNOS:
-                raise
-            raise LaunchError(f"{self.interpreter.path} cannot be started: {error.strerror}") from error
+        spawn_exporter(arguments, variables, descriptor)
 
     def arguments(self, env: Mapping[str, str]) -> list[str]:
         """Return the command line, from the host's environment.

@@ -171,7 +171,7 @@ def test_failed_delivery_is_logged_by_the_service() -> None:
     ("condition", "exporter", "reason"),
     [
         ("crowded", "auto", "Resource temporarily unavailable"),
-        ("no exec", "auto", "cannot be started: Operation not permitted"),
+        ("no exec", "auto", "Operation not permitted"),
         ("frozen", "process", "the application is frozen"),
         ("subreaper", "process", "this process adopts orphans"),
         ("no interpreter", "process", "no Python 3."),
