@@ -245,16 +245,16 @@ def sigterm_close() -> bool:
 def sigterm_end_process() -> None:
     """End the process by the default action of SIGTERM."""
 
-def spawn_exporter(arguments: list[bytes], environment: list[bytes], descriptor: int, /) -> None:
+def spawn_exporter(arguments: list[bytes], environment: list[bytes], listener: OwnedSocket, /) -> None:
     """Start the program ``arguments[0]`` in a session of its own, not as a child of this process.
 
-    Its descriptor 3 is a copy of `descriptor`; 0, 1 and 2 are ``/dev/null``, all others are closed.
+    Its descriptor 3 is a copy of the socket's; 0, 1 and 2 are ``/dev/null``, all others are closed.
     SIGINT, SIGTERM and SIGHUP are ignored, other signals have their default action. Its niceness is
     5 higher. Returns once it is executed; no Python code and no fork hook runs meanwhile.
 
     Raises:
         OSError: it could not be started. ECHILD: this process is process 1 or a subreaper, which would
-            become its parent.
+            become its parent. EBADF: the socket is closed, or its descriptor is another file's.
         ValueError: there is no program, or a zero byte in a string.
     """
 

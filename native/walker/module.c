@@ -139,9 +139,10 @@ static int module_exec(PyObject *module)
         module_prepare(MODULE_NAME, "the native walker serves the main interpreter only", on_interpreter_end) == 0
         && take_tuple_types(state) && PyModule_AddFunctions(module, sigterm_methods) == 0
         && PyModule_AddFunctions(module, spawn_methods) == 0 && add_type(module, &ticker_spec)
-        && add_type(module, &snapshot_writer_spec) && add_type(module, &owned_socket_spec) && add_states(module);
+        && add_type(module, &snapshot_writer_spec) && add_states(module);
     state->raw_threads_type = done ? module_add_type(module, &raw_threads_spec) : NULL;
-    return state->raw_threads_type != NULL ? 0 : -1;
+    state->owned_socket_type = state->raw_threads_type != NULL ? module_add_type(module, &owned_socket_spec) : NULL;
+    return state->owned_socket_type != NULL ? 0 : -1;
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -151,6 +152,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
         Py_VISIT(state->types[i]);
     }
     Py_VISIT(state->raw_threads_type);
+    Py_VISIT(state->owned_socket_type);
     return 0;
 }
 
@@ -161,6 +163,7 @@ static int module_clear(PyObject *module)
         Py_CLEAR(state->types[i]);
     }
     Py_CLEAR(state->raw_threads_type);
+    Py_CLEAR(state->owned_socket_type);
     return 0;
 }
 

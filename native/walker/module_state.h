@@ -59,6 +59,7 @@ enum {
 typedef struct {
     PyTypeObject *types[TUPLE_TYPE_COUNT]; /* owned */
     PyTypeObject *raw_threads_type;        /* owned */
+    PyTypeObject *owned_socket_type;       /* owned */
 } module_state;
 
 /* The module of an instance. Never NULL: its type is made for a module, and has no subclasses. */
@@ -75,6 +76,10 @@ extern PyType_Spec raw_threads_spec;
 extern PyType_Spec snapshot_writer_spec;
 extern PyMethodDef sigterm_methods[];
 extern PyMethodDef spawn_methods[];
+
+/* owned_socket.c: the descriptor of an OwnedSocket; -1, with EBADF, if it is closed or another file's.
+ * Async-signal-safe. */
+int owned_socket_descriptor(const PyObject *owned_socket);
 
 /* Steals the references, even if one is NULL: then it returns NULL, with the exception that is set. */
 PyObject *make_tuple(PyTypeObject *type, PyObject **items, Py_ssize_t count);

@@ -47,6 +47,12 @@ static bool is_ours(const OwnedSocket *self)
     return same;
 }
 
+int owned_socket_descriptor(const PyObject *owned_socket)
+{
+    const OwnedSocket *self = (const OwnedSocket *)owned_socket;
+    return is_ours(self) ? self->descriptor : -1;
+}
+
 /* Return false if it is closed, or no longer ours. Async-signal-safe. */
 static bool close_now(OwnedSocket *self)
 {

@@ -41,9 +41,9 @@ typedef struct {
     char **arguments; /* owned array of borrowed strings, like `environment` */
     char **environment;
     PyObject *owners[2]; /* owned: tuples of those strings */
+    PyObject *listener;  /* owned OwnedSocket */
     char *stacks;        /* of the child and of the exporter; grow downwards on all architectures of CPython */
-    int descriptor;
-    int error; /* 0, or errno of a step that failed, in one of the three processes */
+    int error;           /* 0, or errno of a step that failed, in one of the three processes */
 } spawn_request;
 
 /* Close all descriptors from `first`, as listed in /proc, on kernels without close_range. Return false if there is
@@ -72,9 +72,11 @@ static bool close_listed(int first)
     return length == 0;
 }
 
-/* Leave the socket as descriptor 3, and 0 to 2 on /dev/null. Needs no free descriptor. */
-static bool arrange_descriptors(int descriptor)
+/* Leave the socket as descriptor 3, and 0 to 2 on /dev/null. Needs no free descriptor. The table of descriptors is the
+ * exporter's own: no thread of the host can give the socket's number to another file any more. */
+static bool arrange_descriptors(const PyObject *listener)
 {
+    const int descriptor = owned_socket_descriptor(listener);
     bool has_listener = descriptor == LISTENER ? fcntl(LISTENER, F_SETFD, 0) == 0 : dup2(descriptor, LISTENER) >= 0;
     if (!has_listener) {
         return false;
@@ -120,7 +122,7 @@ static int run_exporter(void *argument)
     spawn_request *request = argument;
     (void)setsid();
     leave_real_time();
-    if (arrange_descriptors(request->descriptor)) {
+    if (arrange_descriptors(request->listener)) {
         arrange_signals();
         (void)execve(request->arguments[0], request->arguments, request->environment);
     }
@@ -166,6 +168,7 @@ static void free_request(spawn_request *request)
     PyMem_RawFree(request->environment);
     Py_XDECREF(request->owners[0]);
     Py_XDECREF(request->owners[1]);
+    Py_DECREF(request->listener);
     PyMem_RawFree(request);
 }
 
@@ -189,12 +192,11 @@ static char **make_array(PyObject *list, PyObject **owner)
     return array;
 }
 
-static spawn_request *make_request(PyObject *args)
+static spawn_request *make_request(const module_state *state, PyObject *args)
 {
-    PyObject *arguments, *environment;
-    int descriptor;
-    if (!PyArg_ParseTuple(args, "O!O!i:spawn_exporter", &PyList_Type, &arguments, &PyList_Type, &environment,
-                          &descriptor)) {
+    PyObject *arguments, *environment, *listener;
+    if (!PyArg_ParseTuple(args, "O!O!O!:spawn_exporter", &PyList_Type, &arguments, &PyList_Type, &environment,
+                          state->owned_socket_type, &listener)) {
         return NULL;
     }
     if (PyList_GET_SIZE(arguments) == 0) {
@@ -206,7 +208,7 @@ static spawn_request *make_request(PyObject *args)
         PyErr_NoMemory();
         return NULL;
     }
-    request->descriptor = descriptor;
+    request->listener = Py_NewRef(listener);
     request->arguments = make_array(arguments, &request->owners[0]);
     request->environment = request->arguments == NULL ? NULL : make_array(environment, &request->owners[1]);
     if (request->environment == NULL) {
@@ -235,7 +237,7 @@ static PyObject *execution_random(PyObject *Py_UNUSED(module), PyObject *Py_UNUS
     return PyBytes_FromStringAndSize(bytes, bytes == NULL ? 0 : RANDOM_BYTES);
 }
 
-static PyObject *spawn_exporter(PyObject *Py_UNUSED(module), PyObject *args)
+static PyObject *spawn_exporter(PyObject *module, PyObject *args)
 {
     if (is_reaper()) {
         PyObject *reason =
@@ -244,7 +246,7 @@ static PyObject *spawn_exporter(PyObject *Py_UNUSED(module), PyObject *args)
         Py_XDECREF(reason);
         return NULL;
     }
-    spawn_request *request = make_request(args);
+    spawn_request *request = make_request(PyModule_GetState(module), args);
     if (request == NULL) {
         return NULL;
     }
@@ -272,7 +274,7 @@ static PyObject *spawn_exporter(PyObject *Py_UNUSED(module), PyObject *args)
 
 PyMethodDef spawn_methods[] = {
     {"spawn_exporter", spawn_exporter, METH_VARARGS,
-     "spawn_exporter($module, arguments, environment, descriptor, /)\n--\n\nStart a program that is not our child."},
+     "spawn_exporter($module, arguments, environment, listener, /)\n--\n\nStart a program that is not our child."},
     {"adopts_orphans", adopts_orphans, METH_NOARGS,
      "adopts_orphans($module, /)\n--\n\nReturn True if orphans become children of this process."},
     {"execution_random", execution_random, METH_NOARGS,

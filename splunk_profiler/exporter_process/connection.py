@@ -64,9 +64,9 @@ class ExporterConnection:
     """
 
     def __init__(
-        self, launch: Callable[[int, str], None], token: str, clock: Callable[[], float] = time.monotonic
+        self, launch: Callable[[OwnedSocket, str], None], token: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`launch(descriptor, token)` starts an exporter that accepts connections there; else it raises `OSError`.
+        """`launch(listener, token)` starts an exporter that accepts connections there; else it raises `OSError`.
 
         `token` is the secret of the tree (`tree.tree_token`). `clock` is for pauses between attempts.
         """
@@ -220,7 +220,7 @@ class ExporterConnection:
         self._next_launch_s = now + self._pause_s
         self._launcher_pid = os.getpid()
         try:
-            self._launch(listener.descriptor, self._token)
+            self._launch(listener, self._token)
             if self._has_been_connected:
                 self._restarts += 1
                 self._log(f"the exporter process ended and was started again ({self._restarts} times so far)")

@@ -13,13 +13,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from splunk_profiler.config import environment
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.exporter_process.__main__ import VARIABLE
 from splunk_profiler.system.printable import printable
 from splunk_profiler.system.threads import read_proc_file
+
+if TYPE_CHECKING:
+    from splunk_profiler._walker import OwnedSocket
 
 DEFAULT_FACTORY = "splunk_profiler.exporter_process.session:make_session"
 _MAX_NAME = 64
@@ -206,7 +209,7 @@ class Launcher:
     interpreter: Interpreter
     factory: str = DEFAULT_FACTORY
 
-    def __call__(self, descriptor: int, token: str) -> None:
+    def __call__(self, listener: OwnedSocket, token: str) -> None:
         """Start the exporter, which proves to hosts that it knows the token.
 
         Raises:
@@ -217,7 +220,7 @@ class Launcher:
         env = environment()
         arguments = [os.fsencode(argument) for argument in self.arguments(env)]
         variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(env, token).items()]
-        spawn_exporter(arguments, variables, descriptor)
+        spawn_exporter(arguments, variables, listener)
 
     def arguments(self, env: Mapping[str, str]) -> list[str]:
         """Return the command line, from the host's environment.

@@ -30,5 +30,6 @@ for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
         continue  # of the listing itself
 
 with socket.socket(fileno=3) as host:
+    host.setblocking(True)
     host.sendall(json.dumps(STATE).encode() + b"\n")
     host.recv(1)

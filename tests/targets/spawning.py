@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -21,8 +20,9 @@ from typing import Any
 
 import seccomp
 from marked_work import say
+from owned_pairs import owned_pair
 
-from splunk_profiler._walker import spawn_exporter
+from splunk_profiler._walker import OwnedSocket, spawn_exporter
 
 _PROGRAM = Path(__file__).with_name("spawned.py")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -86,14 +86,15 @@ def _try_to_wait() -> str:
         return "no child"
 
 
-def _spawn(condition: str, theirs: socket.socket) -> Any:
+def _spawn(condition: str, theirs: OwnedSocket) -> Any:
     words = [sys.executable, "-I", "-S", str(_PROGRAM), "one", ""]
-    with theirs:
-        CONDITIONS[condition]()
-        try:
-            spawn_exporter([os.fsencode(word) for word in words], [b"ONLY=\xff"], theirs.fileno())
-        except OSError as error:
-            return {"error": errno.errorcode[error.errno or 0], "text": str(error)}
+    CONDITIONS[condition]()
+    try:
+        spawn_exporter([os.fsencode(word) for word in words], [b"ONLY=\xff"], theirs)
+    except OSError as error:
+        return {"error": errno.errorcode[error.errno or 0], "text": str(error)}
+    finally:
+        theirs.close()
     return None
 
 
@@ -105,7 +106,7 @@ def main() -> None:
     if sys.argv[1] == "standard descriptors":  # the sockets get the numbers
         os.close(0)
         os.close(2)
-    ours, theirs = socket.socketpair()
+    theirs, ours = owned_pair()
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(_spawn(sys.argv[1], theirs)))
     thread.start()

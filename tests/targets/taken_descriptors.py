@@ -63,7 +63,7 @@ def _use(connection: ExporterConnection) -> None:
 def main() -> None:
     harmed = []
     for line in count(1):
-        connection = ExporterConnection(lambda _descriptor, _token: None, os.urandom(16).hex())
+        connection = ExporterConnection(lambda _listener, _token: None, os.urandom(16).hex())
         application = Application()
         was_reached = call_at_line(
             lambda: _use(connection),  # noqa: B023  # called at once

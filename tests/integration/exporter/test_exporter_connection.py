@@ -29,6 +29,7 @@ from exporter_processes import (
     wait_for_end,
 )
 
+from splunk_profiler._walker import OwnedSocket
 from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, MAX_BUFFERED_BYTES, ExporterConnection
 from splunk_profiler.exporter_process.launch import DEFAULT_FACTORY
 from splunk_profiler.exporter_process.transport import CHALLENGE_BYTES, frame
@@ -172,7 +173,7 @@ def test_process_that_has_taken_the_name_and_is_silent_twice_is_left() -> None:
     connection.close(0)
 
 
-def _no_launch(_descriptor: int, _token: str) -> None:
+def _no_launch(_listener: OwnedSocket, _token: str) -> None:
     raise PermissionError("no process here")
 
 

@@ -24,6 +24,7 @@ from exporter_processes import (
     wait_for_end,
 )
 
+from splunk_profiler._walker import OwnedSocket
 from splunk_profiler.exporter_process.connection import ExporterConnection
 from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
 from splunk_profiler.exporter_process.transport import (
@@ -177,11 +178,10 @@ def test_parent_that_has_started_no_exporter_gets_a_challenge_only() -> None:
 
 
 def test_exporter_that_only_a_stranger_is_connected_to_ends() -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        connection = new_connection()
-        listener.bind(connection.name)
-        listener.listen()
-        Launcher(find_interpreter(), FACTORY)(listener.fileno(), os.urandom(16).hex())
+    connection = new_connection()
+    listener = OwnedSocket.listen(connection.name)
+    Launcher(find_interpreter(), FACTORY)(listener, os.urandom(16).hex())
+    listener.close()
     while not (pids := find_exporters(os.getpid())):  # it has no command line for a moment
         assert listens(connection)
     with _connect(connection):

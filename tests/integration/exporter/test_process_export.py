@@ -16,6 +16,7 @@ from target_process import TESTS
 pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import FACTORY, exporter_pid, wait_for_end
 
+from splunk_profiler._walker import OwnedSocket
 from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, ExporterConnection
 from splunk_profiler.exporter_process.launch import Interpreter, Launcher, find_interpreter
 from splunk_profiler.lifecycle.process_export import ProcessExport
@@ -23,7 +24,7 @@ from splunk_profiler.lifecycle.process_export import ProcessExport
 _MAX_VARIABLE_BYTES = 128 << 10  # of a program that is executed, on Linux
 
 
-def _no_launch(_descriptor: int, _token: str) -> None:
+def _no_launch(_listener: OwnedSocket, _token: str) -> None:
     raise PermissionError("no process here")
 
 
@@ -51,10 +52,10 @@ def test_output_whose_exporter_cannot_be_started_again_has_none(
     """One that has only complained never worked."""
     monkeypatch.syspath_prepend(str(TESTS / "targets"))
     now_s = time.monotonic()
-    launchers: list[Callable[[int, str], None]] = [Launcher(find_interpreter(), FACTORY)]
+    launchers: list[Callable[[OwnedSocket, str], None]] = [Launcher(find_interpreter(), FACTORY)]
 
-    def launch(descriptor: int, token: str) -> None:
-        (launchers.pop() if launchers else _no_launch)(descriptor, token)
+    def launch(listener: OwnedSocket, token: str) -> None:
+        (launchers.pop() if launchers else _no_launch)(listener, token)
 
     connection = ExporterConnection(launch, os.urandom(16).hex(), lambda: now_s)
     output = ProcessExport(connection, lambda: now_s)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,21 @@ import pytest
 from target_process import TESTS, Target
 
 pytest.importorskip("splunk_profiler._walker")
-from splunk_profiler._walker import spawn_exporter
+from owned_pairs import owned_pair
+
+from splunk_profiler._walker import OwnedSocket, spawn_exporter
 from splunk_profiler.system.threads import read_proc_file
 
 _OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # which it ignores itself
 _PROGRAM = os.fsencode(shutil.which("true") or "")
+
+
+@pytest.fixture
+def theirs() -> Iterator[OwnedSocket]:
+    owned, ours = owned_pair()
+    with ours:
+        yield owned
+    owned.close()
 
 
 def _mask(*signals: signal.Signals) -> int:
@@ -98,37 +108,48 @@ def test_spawn_as_process_1_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "descriptor", "error"),
+    ("arguments", "error"),
     [
-        ([b"/no/such/program"], 0, FileNotFoundError),
-        ([b"/"], 0, PermissionError),
-        ([_PROGRAM, b"x" * 1_000_000], 0, OSError),
-        ([_PROGRAM], -1, OSError),
-        ([], 0, ValueError),
-        ([b"a\0b"], 0, ValueError),
-        (["text"], 0, TypeError),
-        ((_PROGRAM,), 0, TypeError),
-        ([_PROGRAM], "0", TypeError),
+        ([b"/no/such/program"], FileNotFoundError),
+        ([b"/"], PermissionError),
+        ([_PROGRAM, b"x" * 1_000_000], OSError),
+        ([], ValueError),
+        ([b"a\0b"], ValueError),
+        (["text"], TypeError),
+        ((_PROGRAM,), TypeError),
     ],
 )
-def test_spawn_of_what_cannot_be_is_an_error(arguments: Any, descriptor: Any, error: type[Exception]) -> None:
+def test_spawn_of_what_cannot_be_is_an_error(arguments: Any, error: type[Exception], theirs: OwnedSocket) -> None:
     with pytest.raises(error):
-        spawn_exporter(arguments, [], descriptor)
+        spawn_exporter(arguments, [], theirs)
+
+
+def test_spawn_with_a_number_that_is_anothers_is_an_error(theirs: OwnedSocket, tmp_path: Path) -> None:
+    number = theirs.descriptor
+    with (tmp_path / "file").open("wb") as file:
+        os.dup2(file.fileno(), number)
+    with pytest.raises(OSError, match="Bad file"):
+        spawn_exporter([_PROGRAM], [], theirs)
+    os.close(number)
+    with pytest.raises(OSError, match="Bad file"):
+        spawn_exporter([_PROGRAM], [], theirs)
+    with pytest.raises(TypeError):
+        spawn_exporter([_PROGRAM], [], 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("environment", [["text"], [b"a\0b"], ()])
-def test_spawn_with_a_wrong_environment_is_an_error(environment: Any) -> None:
+def test_spawn_with_a_wrong_environment_is_an_error(environment: Any, theirs: OwnedSocket) -> None:
     with pytest.raises((TypeError, ValueError)):
-        spawn_exporter([_PROGRAM], environment, 0)
+        spawn_exporter([_PROGRAM], environment, theirs)
 
 
 def test_many_spawns_on_threads_leave_no_memory_and_no_child_behind() -> None:
     def spawn() -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            spawn_exporter([_PROGRAM], [b"A=1"], theirs.fileno())
+        theirs, ours = owned_pair()
+        with ours:
+            spawn_exporter([_PROGRAM], [b"A=1"], theirs)
             with pytest.raises(FileNotFoundError):
-                spawn_exporter([b"/no/such/program"], [b"A=1"], theirs.fileno())
+                spawn_exporter([b"/no/such/program"], [b"A=1"], theirs)
             theirs.close()
             assert ours.recv(1) == b""  # it has ended
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("splunk_profiler._walker")
+from owned_pairs import owned_pair
+
 from splunk_profiler._walker import OwnedSocket, close_inherited_sockets, prepare_fork, set_after_fork_in_child
 
 
@@ -22,12 +24,7 @@ def _new_name() -> bytes:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[OwnedSocket, socket.socket]]:
-    name = _new_name()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name)
-        listener.listen()
-        ours = OwnedSocket.connect(name)
-        theirs, _ = listener.accept()
+    ours, theirs = owned_pair()
     with theirs:
         yield ours, theirs
     ours.close()

@@ -12,6 +12,7 @@ import pytest
 from interrupted_lines import is_interrupted
 
 pytest.importorskip("splunk_profiler._walker")
+from splunk_profiler._walker import OwnedSocket
 from splunk_profiler.exporter_process import connection as connection_module
 from splunk_profiler.exporter_process.connection import ExporterConnection
 from splunk_profiler.system.threads import Worker
@@ -24,9 +25,9 @@ class FailingLaunch:
         self.now_s = 1000.0
         self.attempts_s: list[float] = []
 
-    def __call__(self, descriptor: int, _token: str) -> None:
+    def __call__(self, listener: OwnedSocket, _token: str) -> None:
         self.attempts_s.append(self.now_s)
-        raise PermissionError(f"no process for {descriptor}")
+        raise PermissionError(f"no process for {listener.descriptor}")
 
     def clock(self) -> float:
         return self.now_s
@@ -71,13 +72,13 @@ def test_failed_launch_is_said_and_logged_once_a_minute(
 def test_child_that_is_forked_during_a_launch_closes_the_listener() -> None:
     statuses: list[int] = []
 
-    def fork(descriptor: int, _token: str) -> None:
-        listener = os.fstat(descriptor)
+    def fork(listener: OwnedSocket, _token: str) -> None:
+        descriptor, inherited = listener.descriptor, os.fstat(listener.descriptor)
         child = os.fork()
         if child == 0:
             _ = connection.generation  # as each use in a child does first
             with suppress(OSError):  # gRPC, where it is loaded, opens files of its own in the child
-                os._exit(os.path.samestat(os.fstat(descriptor), listener))
+                os._exit(os.path.samestat(os.fstat(descriptor), inherited))
             os._exit(0)
         statuses.append(os.waitpid(child, 0)[1])
         raise PermissionError(f"no process for {descriptor}")
