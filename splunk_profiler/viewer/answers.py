@@ -333,7 +333,7 @@ def _flame(
     if inverted:  # what runs by itself is below the root
         tree = tree._replace(own=np.where((tree.parent == 0) & (function is None), tree.total, 0))
     used, places = np.unique(tree.function, return_inverse=True)
-    functions = [_SMALL_FRAMES if place == SMALL else recording.functions[place] for place in used.tolist()]
+    functions = (_SMALL_FRAMES if place == SMALL else recording.functions[place] for place in used.tolist())
     frames = tree._replace(function=places)._asdict()
     if before is None:
         del frames["before"]

@@ -105,6 +105,11 @@ function askShown() {
   return Promise.all([flame("0"), flame("1")]).then(([callees, above]) => ({ ...callees, callers: above }));
 }
 
+// Asks for the view, and in that of a trace for its spans.
+function askView() {
+  return Promise.all([askShown(), view() === "trace" ? askTrace() : null]);
+}
+
 // Asks what is gone in a comparison; the table says so by itself.
 function askGone() {
   return state.get("compare") && view() !== "top" ? ask("top", moreOf({ search: "", sort: sort() })) : null;
@@ -155,7 +160,10 @@ async function show() {
 }
 
 async function showAll(question) {
-  const before = overview?.version, found = await ask("overview");
+  const before = overview?.version, valueBefore = overview && value();
+  const early = valueBefore ? askView() : null; // the overview rarely changes what is asked
+  early?.catch(() => null);
+  const found = await ask("overview");
   if (question !== asked) return false;
   overview = found;
   if (overview.version !== before) kept.clear();
@@ -172,7 +180,7 @@ async function showAll(question) {
   }
   // At first all parts come together, since they move what is below them, also if one of them fails.
   // All else is asked for when the view's answer is here, also if that failed: the server would be slower to send it.
-  const shown = Promise.all([askShown(), view() === "trace" ? askTrace() : null]);
+  const shown = value() === valueBefore ? early : askView();
   const askLater = (question) => shown.catch(() => null).then(question);
   const parts = [
     [shown, (content) => { fillShown(content); keepFocus(focused); }],
