@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import count
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import opentelemetry.context as otel_context
 import pytest
 from clickhouse_tables import Database, run_server
+from command_line import collect_batch
 from datadog_agent import NotInstallableError
 from destinations import Destination, datadog, pprof, text
 from hypothesis import HealthCheck, settings
@@ -88,6 +89,21 @@ def wheel_folder(of_all_workers: Path) -> Path:
         if not any(folder.glob("wheels/*.whl")):
             build_wheel(copy_sources(folder), os.environ["PATH"])
     return folder
+
+
+@pytest.fixture(scope="session")
+def batch_folder(of_all_workers: Path) -> Callable[[str], Path]:
+    """Return a function from a data format to the folder in which one worker has collected a batch job's records."""
+
+    def find(data_format: str) -> Path:
+        folder = of_all_workers / f"batch-{data_format}"
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                collect_batch(folder, data_format, 50_000, 80_000)
+        return folder
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -121,6 +121,7 @@ def collect_batch(directory: Path, data_format: str, *numbers: int) -> str:
         "SPLUNK_PROFILER_ENABLED": "true",
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
         "SPLUNK_PROFILER_DATA_FORMAT": data_format,
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "600000",  # one profile, however long the job takes
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     with run_collector(directory) as collector:

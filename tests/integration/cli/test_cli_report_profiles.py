@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ def report(directory: Path) -> Any:
     return json.loads(ended.stdout)
 
 
-def assert_imported(directory: Path, samples: int, wall_ns: dict[str, float]) -> None:
+def assert_imported(directory: Path, path: Path, samples: int, wall_ns: dict[str, float]) -> None:
     """Assert that an import of the directory to a store has these samples and these times of endpoints."""
-    path = directory / "store.db"
     ended = splunk_profiler("view", directory, "--store", path)
     assert (ended.returncode, ended.stdout) == (0, f"saved in {path}\n"), ended.stderr
     recording = LiveStore(path).recording
@@ -31,11 +31,10 @@ def assert_imported(directory: Path, samples: int, wall_ns: dict[str, float]) ->
     assert {name: weights.get(name, 0) for name in wall_ns} == pytest.approx(wall_ns)
 
 
-def test_report_and_store_of_samples_have_the_same_numbers(tmp_path: Path) -> None:
-    collect_batch(tmp_path, "text", 50_000, 80_000)
-    found = report(tmp_path)
+def test_report_and_store_of_samples_have_the_same_numbers(batch_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    found = report(batch_folder("text"))
     spans = {name: tally["thread_seconds"] * 1e9 for name, tally in found["by_span"].items()}
-    assert_imported(tmp_path, found["samples"], spans)
+    assert_imported(batch_folder("text"), tmp_path / "store.db", found["samples"], spans)
 
 
 def test_report_of_profiles_lists_own_code_first_and_a_store_agrees(tmp_path: Path) -> None:
@@ -45,7 +44,12 @@ def test_report_of_profiles_lists_own_code_first_and_a_store_agrees(tmp_path: Pa
     profiles = report(tmp_path)["profiles"]
     assert (profiles["records"], profiles["services"]) == (1, {"batch": 1})
     endpoints = profiles["endpoints"]
-    assert_imported(tmp_path, profiles["samples"], {name: each["wall_ns"] for name, each in endpoints.items()})
+    assert_imported(
+        tmp_path,
+        tmp_path / "store.db",
+        profiles["samples"],
+        {name: each["wall_ns"] for name, each in endpoints.items()},
+    )
 
     endpoint = endpoints["count primes"]
     functions = {entry["function"]: entry for entry in endpoint["functions"]}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clickhouse_tables import ORDERS, PASSWORD, Database
-from command_line import UNREACHABLE_URL, collect_batch, splunk_profiler
+from command_line import UNREACHABLE_URL, splunk_profiler
 from faulty_relay import FAULTS, run_relay
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
 from saved_samples import SPAN, TRACE, allocation_line, profile_line, sample_line, span_line
@@ -37,22 +38,27 @@ def of(recording: Recording, *, without: str = "") -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module", params=["text", "pprof-gzip-base64"])
+def batch(request: pytest.FixtureRequest, batch_folder: Callable[[str], Path]) -> tuple[Path, int]:
+    """Return the folder with a batch job's records in one of the formats, and the report's count of samples."""
+    directory = batch_folder(request.param)
+    report = json.loads(splunk_profiler("report", directory, "--json").stdout)
+    return directory, report["samples"] if request.param == "text" else report["profiles"]["samples"]
+
+
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("data_format", ["text", "pprof-gzip-base64"])
 def test_a_database_has_the_numbers_of_the_directory_and_of_its_report(
-    database: Database, tmp_path: Path, data_format: str, order: str
+    database: Database, batch: tuple[Path, int], order: str
 ) -> None:
-    collect_batch(tmp_path, data_format, 50_000, 80_000)
-    lines = [line for file in sorted(tmp_path.glob("*.jsonl")) for line in file.read_text("utf-8").splitlines()]
+    directory, samples = batch
+    lines = [line for file in sorted(directory.glob("*.jsonl")) for line in file.read_text("utf-8").splitlines()]
     database.make_tables(order)
     database.insert(lines)
-    files = LiveFiles(tmp_path)
+    files = LiveFiles(directory)
     files.refresh()
     shown = ClickHouse(database.address, database.environment, lag_ns=-(10**11))
     assert of(shown.recording) == of(files.recording)
     assert shown.unread == 0
-    report = json.loads(splunk_profiler("report", tmp_path, "--json").stdout)
-    samples = report["samples"] if data_format == "text" else report["profiles"]["samples"]
     assert shown.recording.weights(SAMPLES).sum() == samples > 10
     for trace, spans in files.recording.spans.items():
         assert {(span.id, span.name, span.parent, span.start_ns) for span in shown.spans_of(trace)} == {

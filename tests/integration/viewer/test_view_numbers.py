@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from command_line import collect_batch, splunk_profiler
+from command_line import splunk_profiler
 
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Selection
@@ -15,8 +16,7 @@ from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.trees import top_table
 
 
-def recorded(directory: Path, data_format: str) -> tuple[Recording, dict[str, Any]]:
-    collect_batch(directory, data_format, 50_000, 80_000)
+def recorded(directory: Path) -> tuple[Recording, dict[str, Any]]:
     files = LiveFiles(directory)
     files.refresh()
     report = splunk_profiler("report", directory, "--json")
@@ -37,8 +37,8 @@ def of(**filters: str) -> dict[str, frozenset[str]]:
     return {name: frozenset({value}) for name, value in filters.items()}
 
 
-def test_profiles_have_the_numbers_of_the_report(tmp_path: Path) -> None:
-    recording, report = recorded(tmp_path, "pprof-gzip-base64")
+def test_profiles_have_the_numbers_of_the_report(batch_folder: Callable[[str], Path]) -> None:
+    recording, report = recorded(batch_folder("pprof-gzip-base64"))
     profiles = report["profiles"]
     assert profiles["samples"] > 10
     for value, whole in (("samples", "samples"), ("cpu", "cpu_ns"), ("wall", "wall_ns")):
@@ -62,8 +62,8 @@ def test_profiles_have_the_numbers_of_the_report(tmp_path: Path) -> None:
             assert total == +Counter({entry["function"]: entry[f"total_{value}_ns"] for entry in entries})
 
 
-def test_texts_have_the_numbers_of_the_report(tmp_path: Path) -> None:
-    recording, report = recorded(tmp_path, "text")
+def test_texts_have_the_numbers_of_the_report(batch_folder: Callable[[str], Path]) -> None:
+    recording, report = recorded(batch_folder("text"))
     assert report["samples"] > 10
     assert recording.weights(Selection("samples")).sum() == report["samples"]
     running = Selection("samples", filters=of(state="running"))
