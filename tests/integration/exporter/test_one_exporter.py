@@ -70,8 +70,11 @@ def test_celery_prefork_children_have_one_exporter(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("before", [(), _RUN], ids=["", "run"])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "before"),
+    [("spawn", ()), ("forkserver", ()), ("spawn", _RUN)],
+    ids=["spawn", "forkserver", "spawn, run"],
+)
 def test_processes_of_multiprocessing_have_one_exporter(method: str, before: tuple[str, ...]) -> None:
     # Without the launcher, the parent hands its secret on: it starts the profiler before it has other threads.
     with _sending((*before, sys.executable, str(TESTS / "targets" / "spawning_service.py"), method), 3) as (target, _):

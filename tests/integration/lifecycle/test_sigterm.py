@@ -26,21 +26,24 @@ def _is_marked(directory: Path, pid: int) -> bool:
     return any(_MARK in name for name in functions(directory, pid))
 
 
-def _wait_for(destination: Destination, pid: int) -> None:
-    wait_until(lambda: any(name.endswith(f".{_MARK}") for name in destination.functions(pid)))
-
-
 def _terminate(target: Target) -> None:
     target.line("ready")
     target.signal(signal.SIGTERM)
     assert target.finish() == -signal.SIGTERM, target.output
 
 
-@pytest.mark.parametrize("walker", ["auto", "portable"])
-def test_sigterm_sends_the_last_interval(walker: str, destination: Destination) -> None:
-    with Target("terminated.py", "waiting", env={**destination.settings, "SPLUNK_PROFILER_WALKER": walker}) as target:
+def test_sigterm_sends_the_last_interval(destination: Destination) -> None:
+    with Target("terminated.py", "waiting", env=destination.settings) as target:
         _terminate(target)
-        _wait_for(destination, target.pid)
+        wait_until(lambda: any(name.endswith(f".{_MARK}") for name in destination.functions(target.pid)))
+
+
+def test_sigterm_sends_the_last_interval_of_the_portable_walker(tmp_path: Path) -> None:
+    with Target(
+        "terminated.py", "waiting", env={**_to_files(tmp_path), "SPLUNK_PROFILER_WALKER": "portable"}
+    ) as target:
+        _terminate(target)
+        wait_until(lambda: _is_marked(tmp_path, target.pid))
 
 
 def test_sigterm_sends_what_is_gathered_while_the_main_thread_computes(tmp_path: Path) -> None:
@@ -96,10 +99,10 @@ def test_sigterm_ends_a_forked_child_that_did_nothing_else(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_terminated_child_of_multiprocessing_sends_its_last_interval(method: str, destination: Destination) -> None:
-    with Target("terminated.py", f"multiprocessing_{method}", env=destination.settings) as target:
+def test_a_terminated_child_of_multiprocessing_sends_its_last_interval(method: str, tmp_path: Path) -> None:
+    with Target("terminated.py", f"multiprocessing_{method}", env=_to_files(tmp_path)) as target:
         child = target.json("ready")
         target.tell("go")
         assert target.json("child") == -signal.SIGTERM
         assert target.finish() == 0, target.output
-        _wait_for(destination, child)
+        wait_until(lambda: _is_marked(tmp_path, child))

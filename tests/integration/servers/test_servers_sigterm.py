@@ -92,13 +92,16 @@ def test_workers_of_uvicorn_send_their_last_interval(receiver: Receiver) -> None
 
 
 @_needs_gunicorn
-@pytest.mark.parametrize("preload", [False, True], ids=["plain", "preload"])
-@pytest.mark.parametrize("kind", ["sync", "gthread", "uvicorn.workers.UvicornWorker"])
-def test_a_gunicorn_worker_sends_its_last_interval(kind: str, preload: bool, receiver: Receiver) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("sync", ()), ("gthread", ("--preload",)), ("uvicorn.workers.UvicornWorker", ())],
+    ids=["sync", "gthread, preload", "uvicorn"],
+)
+def test_a_gunicorn_worker_sends_its_last_interval(kind: str, options: tuple[str, ...], receiver: Receiver) -> None:
     if kind.startswith("uvicorn") and find_spec("uvicorn") is None:
         pytest.skip("uvicorn is not there for this interpreter")
     application = "asgi_service" if kind.startswith("uvicorn") else "wsgi_service"
-    words = ["-m", "gunicorn", "--bind", "127.0.0.1:0", "--worker-class", kind, *(["--preload"] if preload else [])]
+    words = ["-m", "gunicorn", "--bind", "127.0.0.1:0", "--worker-class", kind, *options]
     with Target(sys.executable, *words, f"{application}:application", env=_environment(receiver)) as target:
         pid = _served(target.find(r"Listening at: (http://[0-9.:]+)"))
         target.signal(signal.SIGTERM)
