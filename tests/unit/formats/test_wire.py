@@ -56,7 +56,7 @@ def test_the_last_value_of_a_field_is_read_and_unknown_kinds_are_passed() -> Non
 
 
 @pytest.mark.parametrize(
-    "message", [b"\x08", b"\x08\xff", b"\x08" + b"\xff" * 10, b"\x0a\x02a", b"\x09a", b"\x0b", b"\x0f"]
+    "message", [b"\x08", b"\x08\xff", b"\x08" + b"\xff" * 10 + b"\x01", b"\x0a\x02a", b"\x09a", b"\x0b", b"\x0f"]
 )
 def test_a_message_that_is_cut_or_none_is_refused(message: bytes) -> None:
     with pytest.raises(ValueError, match="has no end"):
