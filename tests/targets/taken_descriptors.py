@@ -20,8 +20,16 @@ from splunk_profiler.exporter_process.connection import ExporterConnection
 _PAIRS = 4  # of sockets, more than the connection has
 
 
+def _is_open(number: int) -> bool:
+    with suppress(OSError):
+        os.fstat(number)
+        return True
+    return False
+
+
 def _numbers() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
+    listed = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
+    return {*filter(_is_open, listed)}  # without that of the listing, which is the next one to be given
 
 
 class Application:
