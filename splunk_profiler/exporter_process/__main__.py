@@ -25,8 +25,8 @@ VARIABLE = "_SPLUNK_PROFILER_EXPORTER"  # JSON that `launch` makes
 COMMAND_NAME = "splunk-exporter"  # the kernel keeps 15 characters
 _LISTENER = 3
 _GC_THRESHOLD = 50_000  # records that wait are no garbage: by default, to visit them took a sixth of the CPU for text
-# What gRPC and the reading of errors import, and hardly ever use here: a quarter of the CPU time of a start.
-_POSTPONED = ("asyncio", "grpc.aio", "ssl")
+# What gRPC, protobuf and the reading of errors import, and hardly ever use here: a quarter of the CPU time of a start.
+_POSTPONED = ("asyncio", "grpc.aio", "google.protobuf.internal.python_message", "ssl")
 
 
 class PostponedModule(ModuleType):

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint, quote_redacted, redact
-from splunk_profiler.export.otlp.responses import PartialSuccess
 from splunk_profiler.system.guard import logger
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
@@ -55,7 +55,7 @@ class Connection:
     def __init__(self, channel: grpc.Channel, *, is_shared: bool) -> None:
         self.channel = channel
         self.is_shared = is_shared
-        self.call = channel.unary_unary(EXPORT_METHOD, None, PartialSuccess.decode)
+        self.call = channel.unary_unary(EXPORT_METHOD, None, ExportLogsServiceResponse.FromString)
 
 
 class ConnectionSelector:

@@ -11,10 +11,10 @@ import ssl
 from enum import Enum
 
 import grpc
+from google.rpc.error_details_pb2 import RetryInfo
 
 from splunk_profiler.config.otlp_transport import LOGS_HEADERS_SETTING, Transport
 from splunk_profiler.config.parsers import Endpoint
-from splunk_profiler.export.otlp.responses import read_retry_delay_ns
 from splunk_profiler.model import ExportResult, ExportStatus
 
 _CODE = grpc.StatusCode
@@ -176,7 +176,8 @@ def _retry_after_ns(error: grpc.RpcError) -> int | None:
     for key, value in error.trailing_metadata() or ():
         if key == _RETRY_INFO_KEY:
             try:
-                return read_retry_delay_ns(value)
-            except ValueError:  # the receiver sent a malformed value
+                delay = RetryInfo.FromString(value).retry_delay
+            except ValueError:  # DecodeError: the receiver sent a malformed value
                 return None
+            return int(delay.seconds) * 1_000_000_000 + int(delay.nanos)
     return None

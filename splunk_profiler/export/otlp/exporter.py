@@ -15,12 +15,12 @@ from typing import Any, Generic
 
 import grpc
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp import errors
 from splunk_profiler.export.otlp.channel import Connection, ConnectionSelector
-from splunk_profiler.export.otlp.responses import PartialSuccess
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import body_parts
@@ -142,10 +142,12 @@ class OtlpSink(Generic[Record]):
     def _is_ended(self) -> bool:
         return self._is_closed or self._is_interrupted
 
-    def _delivered_result(self, partial: PartialSuccess) -> ExportResult:
+    def _delivered_result(self, response: ExportLogsServiceResponse) -> ExportResult:
         self._connections.record_success()
         self._probed_details = ""
-        return ExportResult(ExportStatus.DELIVERED, partial.text, rejected=partial.rejected)
+        partial = response.partial_success
+        rejected = max(partial.rejected_log_records, 0)
+        return ExportResult(ExportStatus.DELIVERED, partial.error_message, rejected=rejected)
 
     def _interrupted_result(self) -> ExportResult:
         text = f"{self._endpoint.url} had not answered when the export had to be ended"

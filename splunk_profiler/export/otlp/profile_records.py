@@ -1,7 +1,7 @@
 """Profiles → the bytes of an ``ExportLogsServiceRequest``: a record each, or several.
 
-Runs on the exporting thread; loads neither the SDK nor protobuf. Specification: Splunk profiling conventions,
-"ResourceLogs" to "LogRecord Fields", and the pprof attributes.
+Runs on the exporting thread; loads OpenTelemetry's protobuf messages, not the SDK. Specification:
+Splunk profiling conventions, "ResourceLogs" to "LogRecord Fields", and the pprof attributes.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.otlp.sample_records import (
     DATA_TYPE_ATTRIBUTE,
-    RECORD_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     RequestBuilder,
-    encode_attributes,
+    attributes,
     encode_end,
     encode_record,
     record_attributes,
@@ -55,7 +56,7 @@ class ProfileEncoder:
         records: list[bytes] = []
         for profile in profiles:
             for part in pprof.parts(profile, pause=yield_gil, origin_of=origin_of):
-                count = encode_attributes(RECORD_ATTRIBUTE, {"profiling.data.total.frame.count": part.frame_count})
-                rest = self._attributes[profile.source, profile.data_type] + count + end
+                count = LogRecord(attributes=attributes({"profiling.data.total.frame.count": part.frame_count}))
+                rest = self._attributes[profile.source, profile.data_type] + count.SerializeToString() + end
                 records += encode_record(profile.time_ns, (pprof.body(part),), rest)
         return self._request_builder.build(records)

@@ -1,7 +1,7 @@
 """Samples → the bytes of an ``ExportLogsServiceRequest``, without the SDK's log records.
 
-Runs on the exporting thread; loads neither the SDK nor protobuf. Specification: Splunk profiling conventions,
-"ResourceLogs" to "LogRecord Fields".
+Runs on the exporting thread; loads OpenTelemetry's protobuf messages, not the SDK. Specification:
+Splunk profiling conventions, "ResourceLogs" to "LogRecord Fields".
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any
 
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
+
 from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats.pauses import iter_with_pauses
-from splunk_profiler.formats.wire import field, number, tag, varint
+from splunk_profiler.formats.wire import field, tag, varint
 from splunk_profiler.model import DataType, Event, InstrumentationSource, Sample, SpanRef
 from splunk_profiler.system.threads import yield_gil
 
@@ -24,20 +28,13 @@ SOURCE_ATTRIBUTE = "profiling.instrumentation.source"
 DATA_TYPE_ATTRIBUTE = "profiling.data.type"
 _MAX_INT64 = 2**63 - 1
 
-# The messages on the wire: records are joined of parts that are encoded once.
-_RESOURCE_LOGS = tag(1)  # of ExportLogsServiceRequest
-_RESOURCE, _SCOPE_LOGS, _SCHEMA_URL = tag(1), tag(2), tag(3)  # of ResourceLogs
-_RESOURCE_ATTRIBUTE = tag(1)  # of Resource
-_SCOPE, _RECORD = tag(1), tag(2)  # of ScopeLogs
+# Parts of messages on the wire: records are joined of them, since message objects cost several times that.
+_RESOURCE_LOGS, _SCOPE_LOGS = b"\x0a", b"\x12"  # of ExportLogsServiceRequest, of ResourceLogs
+_RECORD = b"\x12"  # of ScopeLogs
 _TIME_TAG, _OBSERVED_TIME_TAG, _FLAGS_TAG, _TRACE_ID_TAG, _SPAN_ID_TAG = 0x09, 0x59, 0x45, 0x4A, 0x52  # of LogRecord
-_BODY, RECORD_ATTRIBUTE, _EVENT_NAME = tag(5), tag(6), field(tag(12), _NAME.encode())  # of LogRecord
-_KEY, _VALUE = tag(1), tag(2)  # of KeyValue
-_STRING_VALUE, _ARRAY_VALUE, _BYTES_VALUE = tag(1), tag(5), tag(7)  # of AnyValue
-_BOOL_VALUE, _INT_VALUE = 2, 3
-_ITEM = tag(1)  # of ArrayValue
-_SCOPE_MESSAGE = field(_SCOPE, field(tag(1), _NAME.encode()) + field(tag(2), _SCOPE_VERSION.encode()))
-_TIME, _SPAN, _DOUBLE_VALUE = Struct("<BQ"), Struct("<BIBB16sBB8s"), Struct("<Bd")
-_DOUBLE_TAG = 0x21  # of AnyValue
+_BODY, _EVENT_NAME = b"\x2a", field(tag(12), _NAME.encode())  # of LogRecord; older versions of its class lack the name
+_STRING_VALUE = b"\x0a"  # of AnyValue
+_TIME, _SPAN = Struct("<BQ"), Struct("<BIBB16sBB8s")
 
 
 class RequestBuilder:
@@ -45,23 +42,26 @@ class RequestBuilder:
 
     def __init__(self, resource: Callable[[], Resource]) -> None:
         self._resource = resource
-        self._encoded_resource: tuple[Resource, bytes] | None = None
+        self._encoded_resource: tuple[Resource, bytes, bytes] | None = None
 
     def build(self, records: list[bytes]) -> bytes:
         """Return a request with a resource, a scope and the parts of `records`."""
-        head = self._encode_resource()
-        size = len(_SCOPE_MESSAGE) + sum(map(len, records))
+        head, scope = self._encode_resource()
+        size = len(scope) + sum(map(len, records))
         encoded_size = varint(size)
         whole_size = varint(len(head) + len(_SCOPE_LOGS) + len(encoded_size) + size)
-        return b"".join([_RESOURCE_LOGS, whole_size, head, _SCOPE_LOGS, encoded_size, _SCOPE_MESSAGE, *records])
+        return b"".join([_RESOURCE_LOGS, whole_size, head, _SCOPE_LOGS, encoded_size, scope, *records])
 
-    def _encode_resource(self) -> bytes:
-        """Encode the resource, once for each: it is immutable."""
+    def _encode_resource(self) -> tuple[bytes, bytes]:
+        """Encode resource and scope, once for each resource: it is immutable."""
         resource = self._resource()
         if self._encoded_resource is None or self._encoded_resource[0] is not resource:
-            encoded = field(_RESOURCE, encode_attributes(_RESOURCE_ATTRIBUTE, resource.attributes))
-            self._encoded_resource = (resource, encoded + field(_SCHEMA_URL, _encode_text(resource.schema_url)))
-        return self._encoded_resource[1]
+            head = ResourceLogs(
+                resource=ResourceMessage(attributes=attributes(resource.attributes)), schema_url=resource.schema_url
+            )
+            scope = ScopeLogs(scope=InstrumentationScope(name=_NAME, version=_SCOPE_VERSION))
+            self._encoded_resource = (resource, head.SerializeToString(), scope.SerializeToString())
+        return self._encoded_resource[1:]
 
 
 class SampleEncoder:
@@ -122,7 +122,7 @@ def record_attributes(data_format: str, own: Mapping[str, Any]) -> bytes:
         DATA_TYPE_ATTRIBUTE: DataType.CPU.value,
         "profiling.data.format": data_format,
     }
-    return encode_attributes(RECORD_ATTRIBUTE, {**common, **own})
+    return bytes(LogRecord(attributes=attributes({**common, **own})).SerializeToString())
 
 
 def encode_record(time_ns: int, body: tuple[bytes, ...], rest: bytes) -> tuple[bytes, ...]:
@@ -150,27 +150,25 @@ def _encode_span(span: SpanRef) -> bytes:
     return _SPAN.pack(_FLAGS_TAG, span.trace_flags, _TRACE_ID_TAG, 16, trace_id, _SPAN_ID_TAG, 8, span_id)
 
 
-def encode_attributes(tag: bytes, values: Mapping[str, Any]) -> bytes:
-    """Encode attributes, each as a field with that tag; those of unknown types as their text."""
-    pairs = ((_encode_text(key), _encode_value(value)) for key, value in values.items())
-    return b"".join([field(tag, field(_KEY, key) + field(_VALUE, value)) for key, value in pairs])
+def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
+    """Convert attributes to messages, and values of unknown types to their text."""
+    return [KeyValue(key=_escape_surrogates(key), value=_to_any_value(value)) for key, value in values.items()]
 
 
-def _encode_value(value: Any) -> bytes:
-    """Encode an AnyValue."""
+def _to_any_value(value: Any) -> AnyValue:
     if isinstance(value, bool):
-        return number(_BOOL_VALUE, value)
+        return AnyValue(bool_value=value)
     if isinstance(value, int) and -_MAX_INT64 <= value <= _MAX_INT64:
-        return number(_INT_VALUE, value)
+        return AnyValue(int_value=value)
     if isinstance(value, float):
-        return _DOUBLE_VALUE.pack(_DOUBLE_TAG, value)
+        return AnyValue(double_value=value)
     if isinstance(value, bytes):
-        return field(_BYTES_VALUE, value)
+        return AnyValue(bytes_value=value)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return field(_ARRAY_VALUE, b"".join([field(_ITEM, _encode_value(item)) for item in value]))
-    return b"" if value is None else field(_STRING_VALUE, _encode_text(str(value)))
+        return AnyValue(array_value=ArrayValue(values=[_to_any_value(item) for item in value]))
+    return AnyValue() if value is None else AnyValue(string_value=_escape_surrogates(str(value)))
 
 
-def _encode_text(text: str) -> bytes:
-    """Encode a text as UTF-8; lone surrogates, which stand for undecodable bytes of a file name, are escaped."""
-    return text.encode("utf-8", "backslashreplace")
+def _escape_surrogates(text: str) -> str:
+    """Escape lone surrogates, which stand for undecodable bytes of a file name."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -47,18 +47,3 @@ def test_where_no_collector_is_asked_for_grpc_is_not_loaded(output: str) -> None
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("data_format", ["text", "pprof-gzip-base64"])
-def test_records_for_a_collector_load_no_protobuf(data_format: str) -> None:
-    code = (
-        "import sys\n"
-        "from splunk_profiler.config import from_env\n"
-        "from splunk_profiler.export.destinations import make_sink\n"
-        "from splunk_profiler.export.sink_context import SinkContext\n"
-        f"env = {{'SPLUNK_PROFILER_DATA_FORMAT': '{data_format}'}}\n"
-        "make_sink(SinkContext(from_env(env), dict, share_connection=False))\n"
-        "print([name for name in ('grpc', 'google.protobuf') if name in sys.modules])\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "['grpc']\n"
