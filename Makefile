@@ -6,8 +6,9 @@ VENV   ?= .venv
 SOAK_SECONDS ?= 600
 # Modules are compiled when they are imported, which few of all that is installed are.
 export PIP_COMPILE ?= 0
-# uWSGI comes as source. Its part for Python is compiled in half the time of all of it.
+# uWSGI comes as source. Its part for Python is compiled in half the time of all of it, and without optimization in half of that.
 export UWSGI_PROFILE ?= pyonly
+export APPEND_CFLAGS ?= -O0
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
 BUILD  := pyproject.toml CMakeLists.txt $(wildcard native/*/* native/*/*/*)
 
