@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 from splunk_profiler.cli.checks import Finding, good, note, warning
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.parsers import quote_redacted
+from splunk_profiler.config.temporary import temporary_directory
 from splunk_profiler.host_profilers.libraries import elastic_library, labels_library, remedy
 from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 from splunk_profiler.host_profilers.process_storage import Service, encode, service_of
@@ -53,7 +53,7 @@ def _check_switch(subject: str, setting: str, value: str, is_on: bool) -> Findin
 
 
 def _check_correlation(resolved: Resolved, extension: Any) -> Iterator[Finding]:
-    directory = resolved.config.socket_directory or gettempdir()
+    directory = resolved.config.socket_directory or temporary_directory()
     try:
         probe_socket = MessageSocket(directory)
     except MessageSocketError as error:

@@ -7,10 +7,10 @@ that have neither.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from tempfile import gettempdir
 from typing import Any
 
 from splunk_profiler.config import Resolved, preload
+from splunk_profiler.config.temporary import temporary_directory
 from splunk_profiler.host_profilers.context_hooks import patch_runtime_context
 from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.libraries import labels_library
@@ -39,7 +39,7 @@ class Publishing:
     def __init__(self, resolved: Resolved, extension: Any, source: ContextSource) -> None:
         config = resolved.config
         publish_config = PublishConfig(
-            config.publishes_correlation, config.publishes_labels, config.socket_directory or _temporary_directory()
+            config.publishes_correlation, config.publishes_labels, config.socket_directory or temporary_directory()
         )
         self._extension = extension
         self.correlator = Correlator(
@@ -147,14 +147,6 @@ class Publishing:
         if isinstance(attributes, Mapping):
             return attributes
         return self._configured_attributes if service_of(self._configured_attributes) is not None else None
-
-
-def _temporary_directory() -> str:
-    """Return the system's, now: in a child forked while another thread finds it out, its lock would stay taken."""
-    try:
-        return gettempdir()
-    except OSError:
-        return "/tmp"  # noqa: S108  # making the socket there fails with the right message
 
 
 def make_publishing(resolved: Resolved) -> Publishing | None:
