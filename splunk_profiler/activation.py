@@ -131,6 +131,11 @@ class ForkGate:
             self._starting_threads = [_current_thread_ids() for one in self._starting_threads if one[0] == ident]
             if has_lost_start:
                 self._has_locked_imports = True  # in its own children as well
+                # The lost thread may have been in short turns. The end of others in this process ends them, too.
+                turns = getattr(sys.modules.get("splunk_profiler.system.short_turns"), "ShortTurns", None)
+                if turns is not None:  # else its thread was lost before it could begin them
+                    with turns():
+                        pass
                 sys.modules["logging"].getLogger("splunk_profiler").warning(
                     "this process was forked while the profiler of its parent was starting, and is not profiled;"
                     " fork before that, or later"

@@ -21,6 +21,7 @@ import splunk_profiler
 
 _IMPORT_S = 5.6
 HOW, MODULE = sys.argv[1:]
+TURN_S = sys.getswitchinterval()
 pending = {MODULE}
 begun, forked = threading.Event(), threading.Event()
 children: list[int] = []
@@ -62,6 +63,8 @@ def be_child() -> None:
     runs = splunk_profiler.start()
     if runs:
         importlib.import_module(MODULE)
+    else:
+        assert sys.getswitchinterval() == TURN_S
     if os.fork() == 0:
         os._exit(splunk_profiler.start() is not runs)
     assert os.wait()[1] == 0
