@@ -151,9 +151,11 @@ class RecordReader:
             texts = list(message.string_table)
             units = {texts[each.type]: texts[each.unit] for each in message.sample_type}
             places = read_places(message)
+            frames = {location: b"".join(map(self._pack, reversed(lines))) for location, lines in places.items()}
             samples = [
                 (
-                    list(sample.location_id),
+                    b"".join(frames[location] for location in reversed(sample.location_id)),
+                    places[sample.location_id[0]] if sample.location_id else [],
                     {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
                     dict(zip(units, sample.value, strict=True)),
                 )
@@ -164,23 +166,21 @@ class RecordReader:
         self.recording.units.update(units)
         if any(name.startswith(IN_USE) for name in units):
             self.recording.note_heap(sender.process, message.time_nanos, message.duration_nanos)
-        frames = {location: b"".join(map(self._pack, reversed(lines))) for location, lines in places.items()}
-        for locations, labels, weights in samples:
+        for packed, leaf, labels, weights in samples:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}
             state = named.get("thread.state", "")
             span = named.get("trace_id", ""), named.get("span_id", "")
-            endpoint = endpoint_name(places[locations[0]] if locations else [], named)
+            endpoint = endpoint_name(leaf, named)
             facets = Facets(
                 *sender,
                 endpoint,
                 named.get("thread.name", ""),
-                places[locations[0]][0].kind if locations else "",
+                leaf[0].kind if leaf else "",
                 _STATES.get(state, state),
                 tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
                 NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),
             )
-            stack = self.recording.stacks.place(b"".join(frames[location] for location in reversed(locations)))
-            place = self.recording.facets_id(facets)
+            stack, place = self.recording.stacks.place(packed), self.recording.facets_id(facets)
             self._add(Sample(message.time_nanos, stack, place, weights, span, message.duration_nanos))
 
     def read_text(self, body: str) -> Text:

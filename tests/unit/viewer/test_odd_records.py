@@ -1,0 +1,53 @@
+"""Tests of records that are not as they should be, among others: these are read, and those are counted."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from pathlib import Path
+
+import pytest
+from saved_samples import profile_line, sample_line
+
+from splunk_profiler.formats.profile_proto import ProfileMessage
+from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.model import Selection
+
+
+def profile(value: str = "samples", *, time_ns: int = 5, duration_ns: int = 1, weight: int = 1) -> ProfileMessage:
+    """A profile of a sample in `main`, with one value."""
+    message = ProfileMessage(
+        string_table=["", value, "count", "main", "main.py"], time_nanos=time_ns, duration_nanos=duration_ns
+    )
+    message.sample_type.add(type=1, unit=2)
+    message.function.add(id=1, name=3, filename=4)
+    message.location.add(id=1).line.add(function_id=1, line=7)
+    message.sample.add(location_id=[1], value=[weight])
+    return message
+
+
+def line_of(message: ProfileMessage) -> str:
+    return profile_line(base64.b64encode(gzip.compress(message.SerializeToString())).decode())
+
+
+def joined_lines(*lines: str) -> str:
+    """Return one request with the resources of all."""
+    begins, ends = '{"resourceLogs": [', "]}\n"
+    return begins + ", ".join(line.removeprefix(begins).removesuffix(ends) for line in lines) + ends
+
+
+@pytest.mark.parametrize("where", ["location", "function"])
+def test_a_profile_that_names_what_it_has_not_is_one_unread_record(tmp_path: Path, where: str) -> None:
+    odd = profile()
+    if where == "location":
+        odd.sample.add(location_id=[1, 9], value=[1])
+    else:
+        odd.location[0].line[0].function_id = 9
+    (tmp_path / "odd.pprof").write_bytes(odd.SerializeToString())
+    (tmp_path / "whole.pprof").write_bytes(profile().SerializeToString())
+    request = joined_lines(sample_line(), line_of(odd), sample_line(), line_of(profile()))
+    (tmp_path / "logs.jsonl").write_text(request, "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert files.unread == 2
+    assert files.recording.weights(Selection("samples")).sum() == 4
