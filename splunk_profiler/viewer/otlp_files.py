@@ -20,6 +20,7 @@ DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
 DATA_FORMAT = "profiling.data.format"
 
 _INT64_LIMIT = 1 << 63
+_TIME_LIMIT_NS = 1 << 62  # in the year 2116: sums of two times are numbers of 64 bits as well
 
 
 class SourceError(ProfilerError):
@@ -65,3 +66,18 @@ def parse_int(value: Any) -> int:
     except (OverflowError, TypeError, ValueError):
         return 0
     return number if abs(number) < _INT64_LIMIT else 0
+
+
+def parse_time(value: Any) -> int:
+    """Parse a time in nanoseconds; 0 if there is none.
+
+    Raises:
+        ValueError: it is none that can be stored.
+    """
+    try:
+        time_ns = int(value or 0)
+    except (OverflowError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    if not 0 <= time_ns < _TIME_LIMIT_NS:
+        raise ValueError(f"{time_ns} is too far from now")
+    return time_ns

@@ -24,6 +24,7 @@ from splunk_profiler.viewer.otlp_files import (
     SOURCE,
     attributes,
     parse_int,
+    parse_time,
     span_key,
 )
 from splunk_profiler.viewer.profile_messages import (
@@ -100,7 +101,7 @@ class RecordReader:
     """Reads into `recording`.
 
     Attributes:
-        unread: records of the profiling scope, and requests, that could not be read.
+        unread: records of the profiling scope, spans and requests that could not be read.
         span_names: names of all spans that have come.
     """
 
@@ -148,6 +149,7 @@ class RecordReader:
             ProfileError: it is not consistent.
         """
         try:
+            time_ns = parse_time(message.time_nanos)
             texts = list(message.string_table)
             units = {texts[each.type]: texts[each.unit] for each in message.sample_type}
             places = read_places(message)
@@ -165,7 +167,7 @@ class RecordReader:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.recording.units.update(units)
         if any(name.startswith(IN_USE) for name in units):
-            self.recording.note_heap(sender.process, message.time_nanos, message.duration_nanos)
+            self.recording.note_heap(sender.process, time_ns, message.duration_nanos)
         for packed, leaf, labels, weights in samples:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}
             state = named.get("thread.state", "")
@@ -181,7 +183,7 @@ class RecordReader:
                 NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),
             )
             stack, place = self.recording.stacks.place(packed), self.recording.facets_id(facets)
-            self._add(Sample(message.time_nanos, stack, place, weights, span, message.duration_nanos))
+            self._add(Sample(time_ns, stack, place, weights, span, message.duration_nanos))
 
     def read_text(self, body: str) -> Text:
         """Return what the text of a sample says; `add_stack` takes it.
@@ -250,7 +252,11 @@ class RecordReader:
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
                 key = span_key(span)
-                found = _span(span, key, service)
+                try:
+                    found = _span(span, key, service)
+                except ValueError:
+                    self.unread += 1
+                    continue
                 self.recording.spans.setdefault(key[0], {})[key[1]] = found
                 self.name_spans({key: found.name})
 
@@ -266,16 +272,16 @@ class RecordReader:
             else:
                 period_ms, allocated = map(parse_int, map(described.get, ("source.event.period", "memory.allocated")))
                 weights = text_weights(data_type == ALLOCATION, 1, period_ms, allocated)
-                time_ns, text = parse_int(record.get("timeUnixNano")), self.read_text(body)
+                time_ns, text = parse_time(record.get("timeUnixNano")), self.read_text(body)
                 self.add_stack(
                     sender, text.stack, time_ns, weights, thread=text.thread, state=text.state, span=span_key(record)
                 )
-        except ValueError:  # `DumpError`, `ProfileError`, or a number that Python does not convert
+        except ValueError:  # `DumpError`, `ProfileError`, or a time or number that is none
             self.unread += 1
 
 
 def _span(span: dict[str, Any], key: SpanKey, service: str) -> Span:
-    start_ns, end_ns = (parse_int(span.get(f"{each}TimeUnixNano")) for each in ("start", "end"))
+    start_ns, end_ns = (parse_time(span.get(f"{each}TimeUnixNano")) for each in ("start", "end"))
     stacks = attributes(span).get(HOST_STACKS)
     values = stacks.get("values", ()) if isinstance(stacks, dict) else ()
     host_stacks = tuple(str(value.get("stringValue", "")) for value in values)

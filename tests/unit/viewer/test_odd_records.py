@@ -7,10 +7,12 @@ import gzip
 from pathlib import Path
 
 import pytest
-from saved_samples import profile_line, sample_line
+from sample_stores import NOON_NS, put, writing
+from saved_samples import profile_line, sample_line, span_line
 
 from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import Selection
 
 
@@ -51,3 +53,20 @@ def test_a_profile_that_names_what_it_has_not_is_one_unread_record(tmp_path: Pat
     files.refresh()
     assert files.unread == 2
     assert files.recording.weights(Selection("samples")).sum() == 4
+
+
+@pytest.mark.parametrize("time_ns", [2**63 - 1, 2**62, -1])
+def test_records_of_impossible_times_are_unread_in_files_and_stores(tmp_path: Path, time_ns: int) -> None:
+    odd = [sample_line(time_ns=time_ns), line_of(profile(time_ns=time_ns)), span_line("GET /", times_ns=(0, time_ns))]
+    lines = [joined_lines(*odd[:2], sample_line(time_ns=NOON_NS)), odd[2]]
+    (tmp_path / "logs.jsonl").write_text("".join(lines), "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, *lines)
+        waiting = LiveStore(path)
+        writer.keep_up(NOON_NS, hold_ns=0)
+    for source in (files, waiting, LiveStore(path)):
+        assert source.unread == 3
+        assert source.recording.period_ns() == (NOON_NS, NOON_NS + 1)
