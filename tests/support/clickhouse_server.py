@@ -8,9 +8,11 @@ server's documentation. Ends with its standard input. Imports nothing of the pac
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
+from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -24,12 +26,12 @@ class Handler(BaseHTTPRequestHandler):
     """Answers a question."""
 
     session: Any
-    allowed: tuple[str, str]
+    allowed: str
     lock = threading.Lock()
 
     def do_POST(self) -> None:
         sql = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        if (self.headers.get("X-ClickHouse-User"), self.headers.get("X-ClickHouse-Key")) != self.allowed:
+        if self.headers.get("Authorization") != self.allowed:
             self._answer(403, b"Code: 516. DB::Exception: Authentication failed. (AUTHENTICATION_FAILED)\n", "516")
             return
         query = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
@@ -57,7 +59,8 @@ class Handler(BaseHTTPRequestHandler):
 
 def main(directory: str, user: str, password: str) -> None:
     engine: Any = Session
-    Handler.session, Handler.allowed = engine(directory), (user, password.encode().decode("latin-1"))
+    Handler.session = engine(directory)
+    Handler.allowed = f"Basic {b64encode(os.fsencode(f'{user}:{password}')).decode()}"
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     print(server.server_port, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()

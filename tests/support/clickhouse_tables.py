@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from urllib.parse import urlencode
 
 from command_line import DEADLINE_S, clean_environment
 
-USER, PASSWORD = "reader", "pässword %/@:#"  # of a server of the tests
+USER, PASSWORD = "reader é%@example.com", "pässword %/@:#"  # of a server of the tests
 MAP, JSON = "Map(LowCardinality(String), String)", "JSON"
 # What differs between versions: the columns of the order, and the type of attributes.
 ORDERS = {
@@ -54,7 +55,7 @@ class Database:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/?{urlencode({'database': database or self.name})}",
             sql.encode(),
-            {"X-ClickHouse-User": USER, "X-ClickHouse-Key": PASSWORD.encode().decode("latin-1")},
+            {"Authorization": f"Basic {b64encode(f'{USER}:{PASSWORD}'.encode()).decode()}"},
         )
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
             return str(answer.read().decode())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clickhouse_tables import ORDERS, PASSWORD, Database
+from clickhouse_tables import ORDERS, PASSWORD, USER, Database
 from command_line import UNREACHABLE_URL, splunk_profiler
 from faulty_relay import FAULTS, run_relay
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
@@ -339,7 +339,11 @@ def test_what_is_wrong_is_said_without_the_password(database: Database) -> None:
         "clickhouses://host/otel?hidden=1",
     ):
         assert "is not of the form" in error(address)
-    assert "refuses the user reader" in error(database.address, **{"CLICKHOUSE_PASSWORD": "hidden"})
+    for password in ("hidden", f"{PASSWORD}\n", "hidden\udcff"):  # a secret in a file may have a line's end
+        said = error(database.address, CLICKHOUSE_PASSWORD=password)
+        assert f"refuses the user {USER}: set CLICKHOUSE_USER and CLICKHOUSE_PASSWORD" in said
+    no_colon = "the user of ClickHouse must not have a colon: set CLICKHOUSE_USER and CLICKHOUSE_PASSWORD"
+    assert error(database.address, CLICKHOUSE_USER="me:hidden") == no_colon
 
 
 def test_the_page_can_be_saved_from_a_database(database: Database, tmp_path: Path) -> None:
