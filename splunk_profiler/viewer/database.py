@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ FORMAT = 2
 _APPLICATION = 0x53505053
 _MAGIC = b"SQLite format 3\0"
 _BUSY_S = 30.0
+# What reading content raises that is not what was written.
+UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError, zlib.error)
 
 _SCHEMA = f"""
 PRAGMA auto_vacuum = INCREMENTAL;

@@ -12,7 +12,8 @@ import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +23,15 @@ import numpy as np
 
 from splunk_profiler.system.private_files import open_private
 from splunk_profiler.viewer.columns import Columns
-from splunk_profiler.viewer.database import damaged, explained, open_for_writing, read_facets, transaction
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, UNKNOWN_SPAN, Facets
+from splunk_profiler.viewer.database import (
+    UNREADABLE,
+    damaged,
+    explained,
+    open_for_writing,
+    read_facets,
+    transaction,
+)
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, UNKNOWN_SPAN, Facets, SpanKey
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import Recording
@@ -98,18 +106,22 @@ class StoreWriter:
         """Make parts of the requests that have waited for `hold_ns`, join and sum up parts, and delete old ones.
 
         Raises:
-            SourceError: the store cannot be read or written; it is as before the step that failed.
+            SourceError: the store cannot be read or written; it is as before the step that failed. Or all was done, but
+                there were requests that could not be read, which are dropped.
         """
+        dropped: list[Exception] = []
         try:
             with explained(self.path):
-                while self._store_requests(now_ns - hold_ns):
+                while self._store_requests(now_ns - hold_ns, dropped):
                     pass
                 self._join(now_ns)
                 self._sum_by_minute(now_ns)
                 self._delete_old(now_ns)
                 self._delete_beyond_limit()
-        except (ValueError, zlib.error) as error:
+        except UNREADABLE as error:
             raise damaged(self.path, error) from None
+        if dropped:
+            raise SourceError(f"{self.path}: requests that cannot be read are dropped: {len(dropped)} ({dropped[0]})")
 
     def close(self) -> None:
         """Close the store."""
@@ -118,8 +130,11 @@ class StoreWriter:
             self._appending.close()
             os.close(self._lock_descriptor)
 
-    def _store_requests(self, until_ns: int) -> bool:
-        """Make parts of a batch of requests; return True if there may be more that are due."""
+    def _store_requests(self, until_ns: int, dropped: list[Exception]) -> bool:
+        """Make parts of a batch of requests; return True if there may be more that are due.
+
+        Why requests were dropped is added to `dropped`.
+        """
         waiting = self._keeping.execute(
             "SELECT id, received_ns, is_traces, length(line) FROM requests ORDER BY id"
         ).fetchall()
@@ -129,22 +144,38 @@ class StoreWriter:
             return False
         sizes = np.cumsum([length for _, length in due])
         batch = [place for place, _ in due[: 1 + int(np.searchsorted(sizes, _MAX_BATCH_BYTES))]]
-        others = {place for place, _, is_traces, _ in waiting if is_traces}.difference(batch)
-        reader, later = RecordReader(Recording()), RecordReader(Recording())
-        for lines, reads in ((self._lines(batch), reader), (self._lines(others), later)):
-            for line in lines:
-                reads.add_request(line)
-        reader.name_spans(later.span_names)
-        reader.name_spans(read_span_names(self._keeping, reader.nameless()))
-        with transaction(self._keeping):
-            self._add(reader.recording, reader.unread)
-            self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(place,) for place in batch])
+        later = RecordReader(Recording())
+        for place in {place for place, _, is_traces, _ in waiting if is_traces}.difference(batch):
+            with suppress(*UNREADABLE):  # it is dropped when it is due
+                later.add_request(self._line(place))
+        dropped += self._store(batch, later.span_names)
         return len(batch) < len(due)
 
-    def _lines(self, places: Iterable[int]) -> Iterator[bytes]:
-        for place in places:
-            for (line,) in self._keeping.execute("SELECT line FROM requests WHERE id = ?", (place,)):
-                yield zlib.decompress(line)
+    def _store(self, batch: Sequence[int], names: Mapping[SpanKey, str]) -> list[Exception]:
+        """Make parts of requests; those that cannot be are counted and dropped, and it returns why."""
+        reader = RecordReader(Recording())
+        try:
+            for place in batch:
+                reader.add_request(self._line(place))
+            reader.name_spans(names)
+            reader.name_spans(read_span_names(self._keeping, reader.nameless()))
+            self._replace(batch, reader.recording, reader.unread)
+        except UNREADABLE as error:
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                return self._store(batch[:middle], names) + self._store(batch[middle:], names)
+            self._replace(batch, Recording(), 1)
+            return [error]
+        return []
+
+    def _replace(self, batch: Sequence[int], recording: Recording, unread: int) -> None:
+        with transaction(self._keeping):
+            self._add(recording, unread)
+            self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(place,) for place in batch])
+
+    def _line(self, place: int) -> bytes:
+        ((line,),) = self._keeping.execute("SELECT line FROM requests WHERE id = ?", (place,))
+        return zlib.decompress(line)
 
     def _add(self, recording: Recording, unread: int) -> None:
         functions = [self._place("functions", list(function)) for function in recording.functions]

@@ -1,0 +1,37 @@
+"""Tests of stores that something happened to: what is whole is used, and the rest is said."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from sample_stores import NOON_NS, put, rows, writing
+from saved_samples import sample_line, span_line
+
+from splunk_profiler.viewer.live_store import LiveStore
+from splunk_profiler.viewer.model import HOUR_NS, MINUTE_NS, Selection
+from splunk_profiler.viewer.otlp_files import SourceError
+
+
+def change(path: Path, statement: str, *values: object) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+@pytest.mark.parametrize("damaged", [1, 3, 5])
+def test_a_request_that_cannot_be_made_a_part_goes_and_others_become_parts(tmp_path: Path, damaged: int) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, *(sample_line(time_ns=NOON_NS + place) for place in range(4)), received_ns=NOON_NS)
+        put(writer, span_line("GET /"), received_ns=NOON_NS + HOUR_NS)
+        change(path, "UPDATE requests SET line = ? WHERE id = ?", b"hostile", damaged)
+        for now_ns, is_due in ((NOON_NS + MINUTE_NS, damaged < 5), (NOON_NS + 2 * HOUR_NS, damaged == 5)):
+            said = pytest.raises(SourceError, match=r"store\.db: requests that cannot be read are dropped: 1 ")
+            with said if is_due else nullcontext():
+                writer.keep_up(now_ns)
+    store = LiveStore(path)
+    assert (rows(path, "requests"), rows(path, "parts"), store.unread) == (0, 1, 1)
+    assert store.recording.weights(Selection("samples")).sum() == (4 if damaged == 5 else 3)
