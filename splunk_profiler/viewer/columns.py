@@ -137,11 +137,12 @@ def without_ended(last_ns: Numbers, count: int, profiles: Sequence[Columns]) -> 
 
     It has ended if the newest of its step is later by more than two of the longest profiles. Not known without lengths.
     """
-    silence_ns = 2 * max((each.longest_ns for each in profiles), default=0)
-    if not silence_ns:
+    longest_ns = max((each.longest_ns for each in profiles), default=0)
+    if not longest_ns:
         return last_ns
     steps = np.pad(last_ns, (0, -len(last_ns) % count)).reshape(-1, count)
-    ended = steps < steps.max(axis=1, keepdims=True) - silence_ns
+    silence_ns = steps.max(axis=1, keepdims=True) - steps
+    ended = silence_ns - longest_ns > longest_ns  # twice that may be more than 64 bits have
     return np.where(ended, -1, steps).ravel()
 
 

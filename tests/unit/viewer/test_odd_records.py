@@ -70,3 +70,14 @@ def test_records_of_impossible_times_are_unread_in_files_and_stores(tmp_path: Pa
     for source in (files, waiting, LiveStore(path)):
         assert source.unread == 3
         assert source.recording.period_ns() == (NOON_NS, NOON_NS + 1)
+
+
+def test_a_profile_that_says_it_lasted_for_ever_leaves_what_is_in_use(tmp_path: Path) -> None:
+    in_use = Selection("inuse_space")
+    for name, duration_ns in (("odd", 2**63 - 1), ("whole", 10)):
+        message = profile("inuse_space", time_ns=NOON_NS, duration_ns=duration_ns, weight=5)
+        (tmp_path / f"{name}.pprof").write_bytes(message.SerializeToString())
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert files.recording.weights(in_use).sum() == 10
+    assert files.recording.timeline(in_use, "service", 10).series[0].weights == [5]
