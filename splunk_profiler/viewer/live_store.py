@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from splunk_profiler.viewer.columns import Columns, is_span_key
-from splunk_profiler.viewer.database import damaged, explained, open_for_reading, read_facets
+from splunk_profiler.viewer.database import UNREADABLE, damaged, explained, open_for_reading, read_facets
 from splunk_profiler.viewer.model import Selection, Span
 from splunk_profiler.viewer.parts import unpack
 from splunk_profiler.viewer.recording import Recording
@@ -57,7 +57,7 @@ class LiveStore(Source):
                     self._read()
                     self._seen = seen
                     self.version += 1
-            except (IndexError, ValueError, zlib.error) as error:
+            except UNREADABLE as error:
                 raise damaged(self.path, error) from None
             finally:
                 self._connection.execute("COMMIT")

@@ -51,7 +51,7 @@ def unpack(content: bytes, names: Sequence[str]) -> Columns:
             spans = SpanKeys(*(arrays[name] for name in ("traces", "trace_of", "span_ids")))
             longest_ns = int(arrays["longest"][0]) if "longest" in arrays else 0  # older parts do not say it
             return Columns(time_ns, arrays["stack"], arrays["facets"], arrays["span"], weights, spans, longest_ns)
-    except (EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (EOFError, KeyError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"a part is damaged: {error}") from None
 
 

@@ -11,7 +11,7 @@ from sample_stores import NOON_NS, put, rows, writing
 from saved_samples import sample_line, span_line
 
 from splunk_profiler.viewer.live_store import LiveStore
-from splunk_profiler.viewer.model import HOUR_NS, MINUTE_NS, Selection
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Selection
 from splunk_profiler.viewer.otlp_files import SourceError
 
 
@@ -35,3 +35,36 @@ def test_a_request_that_cannot_be_made_a_part_goes_and_others_become_parts(tmp_p
     store = LiveStore(path)
     assert (rows(path, "requests"), rows(path, "parts"), store.unread) == (0, 1, 1)
     assert store.recording.weights(Selection("samples")).sum() == (4 if damaged == 5 else 3)
+
+
+def store_with_part(path: Path) -> None:
+    with writing(path) as writer:
+        put(writer, sample_line(time_ns=NOON_NS))
+        writer.keep_up(NOON_NS, hold_ns=0)
+
+
+@pytest.mark.parametrize(("field", "bits"), [(8, 1), (10, 4), (10, 1)])  # flags and methods of the archive's directory
+def test_a_part_with_a_wrong_bit_is_an_error_for_reader_and_writer(tmp_path: Path, field: int, bits: int) -> None:
+    path = tmp_path / "store.db"
+    store_with_part(path)
+    with sqlite3.connect(path) as connection:
+        ((content,),) = connection.execute("SELECT content FROM parts")
+    connection.close()
+    part = bytearray(content)
+    part[part.index(b"PK\1\2") + field] ^= bits
+    change(path, "UPDATE parts SET content = ?", bytes(part))
+    with pytest.raises(SourceError, match="is damaged"):
+        LiveStore(path)
+    with writing(path) as writer, pytest.raises(SourceError, match="is damaged"):
+        writer.keep_up(NOON_NS + 3 * DAY_NS)
+
+
+def test_a_value_that_is_missing_is_an_error_for_reader_and_writer(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store_with_part(path)
+    change(path, "UPDATE stacks SET frames = NULL")
+    change(path, "UPDATE parts SET names = NULL")
+    with pytest.raises(SourceError, match="is damaged"):
+        LiveStore(path)
+    with writing(path) as writer, pytest.raises(SourceError, match="is damaged"):
+        writer.keep_up(NOON_NS + 3 * DAY_NS)
