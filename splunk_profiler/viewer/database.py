@@ -98,7 +98,6 @@ def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
         try:
             make_private(descriptor)
-            is_new = not os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -106,7 +105,7 @@ def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
     with explained(path):
         connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            if is_new:
+            if not connection.execute("SELECT 1 FROM sqlite_master").fetchall():  # new, or its making was interrupted
                 connection.executescript(_SCHEMA)
             if _check(connection, path) < FORMAT:
                 with transaction(connection):

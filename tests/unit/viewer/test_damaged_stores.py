@@ -68,3 +68,17 @@ def test_a_value_that_is_missing_is_an_error_for_reader_and_writer(tmp_path: Pat
         LiveStore(path)
     with writing(path) as writer, pytest.raises(SourceError, match="is damaged"):
         writer.keep_up(NOON_NS + 3 * DAY_NS)
+
+
+@pytest.mark.parametrize("begun", ["PRAGMA auto_vacuum = INCREMENTAL", "PRAGMA journal_mode = WAL"])
+def test_a_store_whose_making_was_interrupted_is_made(tmp_path: Path, begun: str) -> None:
+    path = tmp_path / "store.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(f"PRAGMA auto_vacuum = INCREMENTAL; {begun}")
+    connection.close()
+    assert path.stat().st_size
+    store_with_part(path)
+    assert LiveStore(path).recording.count() == 1
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA auto_vacuum").fetchall() == [(2,)]  # the file becomes smaller
+    connection.close()
