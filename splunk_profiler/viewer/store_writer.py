@@ -67,7 +67,7 @@ class StoreWriter:
         self.path = path
         self._limits = limits
         self._lock = threading.Lock()
-        self._lock_descriptor = _lock_file(Path(f"{path}.lock"))
+        self._lock_descriptor = _lock_file(Path(f"{os.path.realpath(path)}.lock"))
         try:
             self._appending = open_for_writing(path, sync=sync)
             self._keeping = open_for_writing(path, sync=sync)

@@ -13,6 +13,7 @@ from saved_samples import sample_line, span_line
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Selection
 from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.store_writer import StoreWriter
 
 
 def change(path: Path, statement: str, *values: object) -> None:
@@ -82,3 +83,14 @@ def test_a_store_whose_making_was_interrupted_is_made(tmp_path: Path, begun: str
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA auto_vacuum").fetchall() == [(2,)]  # the file becomes smaller
     connection.close()
+
+
+def test_a_store_has_one_writer_by_whatever_name(tmp_path: Path) -> None:
+    path, link = tmp_path / "store.db", tmp_path / "link.db"
+    link.symlink_to(path.name)
+    for first, second in ((path, link), (link, path)):
+        with writing(first), pytest.raises(SourceError, match=r"store\.db is being written by another process"):
+            StoreWriter(second)
+    with writing(link) as writer:
+        put(writer, sample_line())
+    assert LiveStore(path).recording.count() == 1
