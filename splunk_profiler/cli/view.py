@@ -119,7 +119,7 @@ def view(  # noqa: PLR0917
         return
     shown: Source
     if is_address(source):
-        until_ns = NEVER_NS if until is None else int(until.timestamp()) * 10**9
+        until_ns = NEVER_NS if until is None else to_ns(until)
         shown = ClickHouse(
             source, environment(), last_hours=last_hours, service=service, table=table, until_ns=until_ns
         )
@@ -141,6 +141,17 @@ def refuse_options_of_clickhouse(source: str) -> None:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is for ClickHouse only, and {source} is not one of its databases")
+
+
+def to_ns(until: datetime) -> int:
+    """Return a time of this machine's zone in nanoseconds since the epoch.
+
+    Raises:
+        UsageError: it is none that 64 bits hold, in whatever zone.
+    """
+    if until.year not in range(1971, 2262):
+        raise click.UsageError(f"--until {until.isoformat()} is not between 1971 and 2261")
+    return int(until.timestamp()) * 10**9
 
 
 def is_desktop(environment: Mapping[str, str]) -> bool:

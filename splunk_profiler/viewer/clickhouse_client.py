@@ -55,16 +55,18 @@ def parse_address(source: str, environment: Mapping[str, str]) -> Server:
     Raises:
         SourceError: a part is missing or wrong.
     """
-    parts = urlsplit(source)
-    scheme, usual_port = SCHEMES[parts.scheme]
-    database = unquote(parts.path.strip("/"))
+    kind = source.partition("://")[0]
+    scheme, usual_port = SCHEMES[kind]
+    example = f"{kind}://host:{usual_port}/database"
+    wrong_form = SourceError(f"the address of ClickHouse is not of the form {example} (or user:password@host)")
     try:
+        parts = urlsplit(source)
         host, port = parts.hostname, parts.port or usual_port
     except ValueError:
-        host, port = None, 0
+        raise wrong_form from None
+    database = unquote(parts.path.strip("/"))
     if not host or not database or "/" in database or parts.query or parts.fragment:
-        example = f"{parts.scheme}://host:{usual_port}/database"
-        raise SourceError(f"the address of ClickHouse is not of the form {example} (or user:password@host)")
+        raise wrong_form
     user = unquote(parts.username or "") or environment.get("CLICKHOUSE_USER", "default")
     password = unquote(parts.password or "") or environment.get("CLICKHOUSE_PASSWORD", "")
     if ":" in user:  # it would end there
@@ -106,7 +108,7 @@ class ClickHouseClient:
         }
         query.update({f"param_{name}": _escaped(str(value)) for name, value in parameters.items()})
         request = urllib.request.Request(  # the scheme is one of ours
-            f"{self._server.url}/?{urlencode(query, quote_via=quote)}",
+            f"{self._server.url}/?{urlencode(query, quote_via=quote, errors='surrogateescape')}",
             sql.encode(),
             {
                 "Authorization": self._server.authorization,
@@ -123,7 +125,7 @@ class ClickHouseClient:
             raise SourceError(self._explain(code, said or str(error.reason), error.code)) from None
         except http.client.IncompleteRead:
             raise SourceError(f"{self._server.name} ended its answer too early: ask again") from None
-        except OSError as error:  # URLError and time-outs are
+        except (OSError, UnicodeError) as error:  # as URLError and time-outs are, and hosts that are none
             raise SourceError(f"{self._server.name} cannot be reached: {getattr(error, 'reason', error)}") from None
         except http.client.HTTPException:
             raise SourceError(self._other()) from None

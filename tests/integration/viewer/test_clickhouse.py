@@ -213,7 +213,13 @@ def test_the_hours_before_a_time_are_shown_and_do_not_grow(database: Database) -
     said = f"{shown.name} has no records of the profiler in otel_logs before 2026-01-02 03:04"
     asked = splunk_profiler("view", database.address, "--until", "2026-01-02T03:04", env=database.environment)
     assert (asked.returncode, asked.stderr) == (1, f"splunk-profiler: error: {said}\n")
-    assert "'yesterday' does not match" in splunk_profiler("view", database.address, "--until", "yesterday").stderr
+    for wrong, said in (
+        ("yesterday", "'yesterday' does not match"),
+        ("0001-01-01", "0001-01-01T00:00:00 is not between 1971 and 2261"),
+        ("9999-01-01", "9999-01-01T00:00:00 is not between 1971 and 2261"),
+    ):
+        asked = splunk_profiler("view", database.address, "--until", wrong)
+        assert (asked.returncode, said in asked.stderr) == (2, True)
 
 
 def test_new_records_are_added_once_when_late_ones_have_come_too(database: Database) -> None:
@@ -330,6 +336,9 @@ def test_what_is_wrong_is_said_without_the_password(database: Database) -> None:
     assert error(f"clickhouse://127.0.0.1:{database.port}/missing") == f"{server}/missing: there is no such database"
     unreachable = UNREACHABLE_URL.partition("://")[2]
     assert "cannot be reached" in error(f"clickhouse://me:hidden@{unreachable}/otel")
+    for host in ("a..b", "\udcff"):
+        assert f"http://{host}:8123/otel cannot be reached: " in error(f"clickhouse://me:hidden@{host}/otel")
+    assert error(f"{database.address}\udcff") == f"{server}/{database.name}\udcff: there is no such database"
     refused = error(f"clickhouse://me:hidden@127.0.0.1:{database.port}/{database.name}")
     assert "refuses the user me: set CLICKHOUSE_USER and CLICKHOUSE_PASSWORD" in refused
     for address in (
@@ -337,6 +346,7 @@ def test_what_is_wrong_is_said_without_the_password(database: Database) -> None:
         "clickhouse:///otel",
         "clickhouse://host:port/otel",
         "clickhouses://host/otel?hidden=1",
+        "clickhouse://me:hidden@[::1/otel",
     ):
         assert "is not of the form" in error(address)
     for password in ("hidden", f"{PASSWORD}\n", "hidden\udcff"):  # a secret in a file may have a line's end
