@@ -51,12 +51,13 @@ class LiveFiles(Source):
         Raises:
             SourceError: a file cannot be read.
         """
+        path = self.path
         try:
-            for file in self._known_files():
-                self._read(file)
+            for path in self._known_files():
+                self._read(path)
             self.unread = self._reader.unread
         except OSError as error:
-            raise SourceError(f"{self.path} cannot be read: {error.strerror}") from None
+            raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 
     def _known_files(self) -> list[Path]:
         files = find_files(self.path, _SUFFIXES)

@@ -35,7 +35,7 @@ def find_files(path: Path, suffixes: Sequence[str] = REQUEST_SUFFIXES) -> list[P
     """
     if path.is_dir():
         named = sorted(file for file in path.iterdir() if not file.name.startswith("."))  # those are being written
-        files = [file for file in named if file.name.endswith(tuple(suffixes))]
+        files = [file for file in named if file.name.endswith(tuple(suffixes)) and file.is_file()]
         if not files:
             kinds = " or ".join(suffixes)
             raise SourceError(f"{path} holds no {kinds} files; fill it: splunk-profiler collect --output {path}")

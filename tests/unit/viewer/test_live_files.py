@@ -153,3 +153,21 @@ def test_a_source_without_files_is_an_error(tmp_path: Path) -> None:
         LiveFiles(tmp_path)
     with pytest.raises(SourceError, match="does not exist"):
         LiveFiles(tmp_path / "nothing")
+
+
+def test_only_files_of_a_directory_are_read(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line(), "utf-8")
+    (tmp_path / "old.json").mkdir()
+    (tmp_path / "dangling.jsonl").symlink_to("nothing")
+    assert sum(endpoints(LiveFiles(tmp_path)).values()) == 1
+    (tmp_path / "logs.jsonl").unlink()
+    with pytest.raises(SourceError, match=r"holds no \.jsonl"):
+        LiveFiles(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line(), "utf-8")
+    files = LiveFiles(tmp_path)
+    (tmp_path / "memory.json").symlink_to("/proc/self/mem")  # nothing is at its beginning
+    with pytest.raises(SourceError, match=r"memory\.json cannot be read: Input/output error"):
+        files.refresh()
