@@ -114,6 +114,10 @@ def view(  # noqa: PLR0917
     """
     if not is_address(source):
         refuse_options_of_clickhouse(source)
+    if not host:  # it would be all addresses
+        raise click.UsageError("--host needs an address")
+    if store is not None and file is not None:
+        raise click.UsageError("--html and --store cannot be used together")
     if store is not None:
         print_saved(store, save_store(source, store))
         return

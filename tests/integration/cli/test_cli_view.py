@@ -105,3 +105,20 @@ def test_an_option_of_clickhouse_alone_is_refused(tmp_path: Path, option: str, v
     with pytest.raises(UsageError, match=f"^{option} is for ClickHouse only, and .* is not one of its databases$"):
         view.main(arguments, standalone_mode=False)
     assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host", ""), "^--host needs an address$"),
+        (("--html", "page.html", "--store", "store.db"), "^--html and --store cannot be used together$"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs.jsonl").write_text(sample_line(), "utf-8")
+    with pytest.raises(UsageError, match=said):
+        view.main(["logs.jsonl", *options], standalone_mode=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["logs.jsonl"]
