@@ -159,16 +159,16 @@ class StoreWriter:
                 reader.add_request(self._line(place))
             reader.name_spans(names)
             reader.name_spans(read_span_names(self._keeping, reader.nameless()))
-            self._replace(batch, reader.recording, reader.unread)
+            self._make_parts(batch, reader.recording, reader.unread)
         except UNREADABLE as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
                 return self._store(batch[:middle], names) + self._store(batch[middle:], names)
-            self._replace(batch, Recording(), 1)
+            self._make_parts(batch, Recording(), 1)
             return [error]
         return []
 
-    def _replace(self, batch: Sequence[int], recording: Recording, unread: int) -> None:
+    def _make_parts(self, batch: Sequence[int], recording: Recording, unread: int) -> None:
         with transaction(self._keeping):
             self._add(recording, unread)
             self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(place,) for place in batch])
