@@ -217,6 +217,6 @@ def _is_set(request: Request, name: str) -> bool:
 def _time(text: str | None) -> int | None:
     if not text:
         return None
-    if not text.isdecimal() or len(text) > 19:
+    if not text.isdecimal() or len(text) > 19 or int(text) >= 1 << 63:
         raise ValueError("a time is a number of nanoseconds since the epoch")
     return int(text)

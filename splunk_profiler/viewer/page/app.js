@@ -17,7 +17,8 @@ const unit = () => overview.values.find(({ name }) => name === value())?.unit ??
 function readState(text) {
   const found = new URLSearchParams(text);
   for (const name of ["since", "until", "b.since", "b.until"]) {
-    if (!/^\d{1,19}$/.test(found.get(name))) found.delete(name);
+    const time = found.get(name);
+    if (!/^\d{1,19}$/.test(time) || BigInt(time) >= 2n ** 63n) found.delete(name);
   }
   return found;
 }

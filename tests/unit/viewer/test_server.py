@@ -79,7 +79,15 @@ def test_pages_of_other_origins_are_refused(client: TestClient, origin: str) -> 
 
 @pytest.mark.parametrize(
     "query",
-    ["since=soon", "since=-1", f"until={'9' * 5000}", "f.colour=red", "compare=size", "compare=time&b.since=soon"],
+    [
+        "since=soon",
+        "since=-1",
+        f"until={1 << 63}",
+        f"until={'9' * 5000}",
+        "f.colour=red",
+        "compare=size",
+        "compare=time&b.since=soon",
+    ],
 )
 def test_a_wrong_selection_is_explained(client: TestClient, query: str) -> None:
     answer = client.get(f"/api/flame?value=wall&{query}")
