@@ -13,13 +13,14 @@ const isSandwich = () => view() === "sandwich";
 const isGraph = () => ["flame", "inverted", "sandwich"].includes(view());
 const unit = () => overview.values.find(({ name }) => name === value())?.unit ?? "count";
 
-// The state of an address, without times that are none: no question with one has an answer.
+// The state of an address, without times and, in a file, values that are none: no question with one has an answer.
 function readState(text) {
   const found = new URLSearchParams(text);
   for (const name of ["since", "until", "b.since", "b.until"]) {
     const time = found.get(name);
     if (!/^\d{1,19}$/.test(time) || BigInt(time) >= 2n ** 63n) found.delete(name);
   }
+  if (saved && !Object.hasOwn(saved.values, found.get("value"))) found.delete("value");
   return found;
 }
 

@@ -89,6 +89,14 @@ def test_the_exported_file_works_without_a_server(page: Page, tmp_path: Path) ->
     assert "uvicorn.server.Server.serve" in shown(page, "#top tbody tr")
 
 
+def test_a_file_saved_with_a_value_that_is_none_shows_the_first(page: Page, address: str, tmp_path: Path) -> None:
+    page.open(f"{address}#value=cpu&view=top")
+    assert page.value("byId('empty').hidden") is False
+    page.open(page.save("[data-format=html]", tmp_path).as_uri())
+    assert page.value("byId('problem').hidden")
+    assert (shown(page, "#total"), page.value("byId('value').value")) == ("7.00 min", "wall")
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_can_be_saved_and_shows_the_same_without_a_server(
     page: Page, address: str, tmp_path: Path, view: str
