@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -344,10 +343,13 @@ def is_patch_pending() -> bool:
 
     Replacing it changes thread idents. Import locks know their owners by ident, so imports of other threads hang.
     """
-    if "gevent.monkey" in sys.modules:
-        return not import_module("gevent.monkey").is_module_patched("threading")
-    if "eventlet.patcher" in sys.modules:
-        return not import_module("eventlet.patcher").is_monkey_patched("thread")
+    for patcher, function, module in (
+        ("gevent.monkey", "is_module_patched", "threading"),
+        ("eventlet.patcher", "is_monkey_patched", "thread"),
+    ):
+        if patcher in sys.modules:
+            is_patched = _loaded(patcher, function)
+            return is_patched is None or not is_patched(module)
     return False
 
 
@@ -365,8 +367,16 @@ def _is_installed(name: str) -> bool:
 
 def real(module: str, name: str) -> Any:
     """Return `module.name` as it was before gevent or eventlet replaced it, so that it blocks real threads."""
-    if "gevent.monkey" in sys.modules:
-        return import_module("gevent.monkey").get_original(module, name)
-    if "eventlet.patcher" in sys.modules:
-        return getattr(import_module("eventlet.patcher").original(module), name)
+    if (get_original := _loaded("gevent.monkey", "get_original")) is not None:
+        return get_original(module, name)
+    if (original := _loaded("eventlet.patcher", "original")) is not None:
+        return getattr(original(module), name)
     return getattr(sys.modules[module], name)
+
+
+def _loaded(module: str, function: str) -> Any:
+    """Return a function of gevent or eventlet; None before that is loaded, when it can have replaced nothing.
+
+    It is not imported again: if thread idents change meanwhile, the import's lock stays taken for ever.
+    """
+    return getattr(sys.modules.get(module), function, None)

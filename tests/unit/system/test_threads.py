@@ -167,6 +167,21 @@ print("ok")
 """
 
 
+IMPORT_LOCK = """
+import importlib._bootstrap, sys, _thread
+import gevent.monkey
+from splunk_profiler.system.threads import real
+lock = importlib._bootstrap._get_module_lock("gevent.monkey")
+lock.acquire()  # as an import of another thread has it
+found, ended = [], _thread.allocate_lock()
+ended.acquire()
+_thread.start_new_thread(lambda: (found.append(real("_thread", "get_ident")), ended.release()), ())
+assert ended.acquire(timeout=30), "it waits for the import"
+assert found == [_thread.get_ident]
+print("ok")
+"""
+
+
 def _run(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -179,6 +194,10 @@ def test_worker_is_a_real_thread_if_gevent_patched_threading_before() -> None:
 
 def test_worker_is_a_real_thread_if_gevent_patches_threading_afterwards() -> None:
     assert _run(f"BEFORE = False\n{GEVENT}") == "ok\n"
+
+
+def test_what_gevent_replaces_is_found_without_an_import() -> None:
+    assert _run(IMPORT_LOCK) == "ok\n"
 
 
 @pytest.mark.parametrize(("offer_s", "offers"), [(0.0005, 100), (0.04, 3)])
