@@ -177,7 +177,8 @@ class ClickHouse(Source):
         check_request_filters(selection)
         if not self._span_columns:
             return 0
-        since_ns, until_ns = self.recording.ends_ns(selection)
+        since_ns = self._all.part.since_ns if selection.since_ns is None else selection.since_ns
+        until_ns = self._all.until_ns if selection.until_ns is None else selection.until_ns
         parameters: Parameters = {
             "since": since_ns,
             "until": until_ns,

@@ -142,7 +142,6 @@ def test_requests_are_counted_in_the_database(database: Database) -> None:
     database.insert(
         [
             sample_line(time_ns=time_ns),
-            sample_line(time_ns=time_ns + 60 * 10**9),
             span_line("GET /", "1" * 16, times_ns=times_ns, service="shop"),
             span_line("query", "2" * 16, "1" * 16, times_ns, service="shop"),
             span_line("POST /pay", "3" * 16, "2" * 16, times_ns, service="billing"),
