@@ -1,13 +1,12 @@
 """The cost of memory profiling in a JSON service: CPU time per request, and memory, of ours and of others.
 
-Cases: `sampling` (all but memory), `memory`, `tracemalloc` with one frame, and `loaded` (the extension is imported,
-nothing is started): that must leave Python's allocators as they are. ``--peers`` adds the memory profilers of ddtrace
-and pyroscope-io at their defaults, each in an environment made for it.
+Workloads (`allocating_service.py`): `api`, a traced JSON API over HTTP, and `loop`, the worst case, which only reads
+and writes JSON. Cases: `sampling` (all but memory), `memory`, `tracemalloc` with one frame, and `loaded` (the extension
+is imported, nothing is started): that must leave Python's allocators as they are. ``--peers`` adds the memory profilers
+of ddtrace and pyroscope-io at their defaults, each installed in an environment made for it.
 
-Each case is switched on and off by turns of a tenth of a second in one process: two processes that do the same differ
-by more than what is to be measured, and so does one within seconds. CPU time is that of the whole process, with the
-profiler's threads. All have OpenTelemetry's SDK, as a service with spans does, so that its modules do not count as the
-profiler's.
+Each case is switched on and off by turns in one process: two processes that do the same differ by more than what is to
+be measured, and so does one within seconds. Turns are not shorter, so that our worker takes samples over in each.
 """
 
 from __future__ import annotations
@@ -16,73 +15,18 @@ import argparse
 import json
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 from installations import Installer, MissingError
 from result import Result, median, middle_half
 
-PROCESSES, TURNS, SECONDS = 3, 100, 0.1
+SERVICE = Path(__file__).with_name("allocating_service.py")
+PROCESSES, TURNS, SECONDS = 3, 100, 0.5
 CPU_LIMIT = 2.0  # percent
 MEMORY_LIMIT = 5.0  # MiB
-WORKER = """
-import json, sys, time
-import opentelemetry.sdk.trace
-case, turns, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-document = {"items": [{"id": i, "name": f"item {i}", "price": i * 1.5, "tags": ["a", "b"]} for i in range(60)]}
-text = json.dumps(document)
-
-def serve(seconds):
-    until, count, started = time.perf_counter() + seconds, 0, time.process_time()
-    while time.perf_counter() < until:
-        json.dumps(json.loads(text))
-        count += 1
-    return count / (time.process_time() - started)
-
-def on():
-    pass
-
-off = on
-if case in ("sampling", "memory"):
-    import splunk_profiler
-    config = splunk_profiler.Config(
-        enabled=True, output="stream:/dev/shm/allocations-benchmark", memory_enabled=case == "memory"
-    )
-    def on():
-        assert splunk_profiler.start(config)
-    off = splunk_profiler.stop
-elif case == "tracemalloc":
-    import tracemalloc
-    on, off = tracemalloc.start, tracemalloc.stop
-elif case == "ddtrace":
-    from ddtrace.internal.datadog.profiling import ddup
-    from ddtrace.profiling.collector.memalloc import MemoryCollector
-    ddup.config(service="shop")
-    ddup.start()
-    collector = MemoryCollector()
-    on, off = collector.start, collector.stop
-elif case == "pyroscope-io":
-    import pyroscope
-    def on():
-        pyroscope.configure(
-            application_name="shop", server_address="http://127.0.0.1:9", mem_enabled=True, cpu_enabled=False
-        )
-    off = pyroscope.shutdown
-on()
-serve(15 * seconds)
-with open("/proc/self/status") as status:
-    peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
-lost, state = [], on
-for turn in range(turns if off is not on else 0):
-    rates = {}
-    for switch in (off, on) if turn % 2 else (on, off):
-        if switch is not state:
-            switch()
-            state = switch
-        serve(seconds / 5)
-        rates[switch] = serve(seconds)
-    lost.append(100 * (1 - rates[on] / rates[off]))
-print(json.dumps({"lost": lost, "peak_mib": int(peak_kib) / 1024}))
-"""
 ALLOCATORS = """
 import ctypes
 class Allocator(ctypes.Structure):
@@ -98,45 +42,68 @@ before = functions()
 import splunk_profiler._walker
 print(sum(one != other for one, other in zip(before, functions())))
 """
-CASES = ("nothing", "sampling", "memory", "tracemalloc")
+WORKLOADS = ("api", "loop")
+CASES = ("sampling", "memory", "tracemalloc")
 PEERS = ("ddtrace", "pyroscope-io")
 
 
-def run_case(python: str, case: str, turns: int, seconds: float) -> tuple[list[float], float]:
-    """Return the CPU that each turn lost (%) and the largest resident memory (MiB) of one process."""
-    command = [python, "-c", WORKER, case, str(turns), str(seconds)]
+class Case(NamedTuple):
+    """A profiler, its version if it is not ours, and the folder of its packages."""
+
+    profiler: str
+    version: str = ""
+    packages: str = sysconfig.get_path("platlib")
+
+
+class Seen(NamedTuple):
+    """What one process has shown: the cost of the profiler in each pair of turns (%), and its memory (MiB)."""
+
+    cpu_added: list[float]
+    throughput_lost: list[float]
+    added_mib: float
+
+
+def run_case(workload: str, case: Case, turns: int, seconds: float) -> Seen:
+    """Measure a case in a process of its own."""
+    command = [sys.executable, str(SERVICE), workload, case.profiler, str(turns), str(seconds), case.packages]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found["lost"], found["peak_mib"]
+    return Seen(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def install_peers() -> Iterator[tuple[str, str, str]]:
-    """Yield the name, interpreter and version of each peer; say which cannot be installed."""
+def install_peers() -> Iterator[Case]:
+    """Install other profilers; say which cannot be installed."""
     for name in PEERS:
         try:
             installed = Installer(sys.executable).install_package(name)
-            yield name, installed.python, installed.version
+            prefix = str(Path(installed.python).parents[1])
+            yield Case(name, installed.version, sysconfig.get_path("platlib", vars={"platbase": prefix}))
         except MissingError as error:
             print(json.dumps({"measure": f"allocations, {name}", "missing": str(error)}), flush=True)
+
+
+def summarize(workload: str, case: Case, seen: list[Seen]) -> Iterator[Result]:
+    """Return the results of a case; the targets are those of ours in a service."""
+    has_limit = (workload, case.profiler) == ("api", "memory")
+    name = " ".join(filter(None, (f"allocations, {workload},", case.profiler, case.version)))
+    cpu_added = [percent for process in seen for percent in process.cpu_added]
+    lost = [percent for process in seen for percent in process.throughput_lost]
+    details = {"middle_half": middle_half(cpu_added), "turns": len(cpu_added)}
+    yield Result(
+        f"{name}: CPU per request added", median(cpu_added), "%", CPU_LIMIT if has_limit else None, details=details
+    )
+    yield Result(f"{name}: throughput lost", median(lost), "%", details={"middle_half": middle_half(lost)})
+    added_mib = median(process.added_mib for process in seen)
+    yield Result(f"{name}: memory added", added_mib, "MiB", MEMORY_LIMIT if has_limit else None)
 
 
 def measure(quick: bool, peers: bool = False) -> Iterator[Result]:
     """Measure all cases, each in processes of its own."""
     processes, turns, seconds = (1, 2, 0.02) if quick else (PROCESSES, TURNS, SECONDS)
-    pythons, labels = dict.fromkeys(CASES, sys.executable), {case: case for case in CASES}
-    for name, python, version in install_peers() if peers else ():
-        pythons[name], labels[name] = python, f"{name} {version}"
-    seen = [
-        {case: run_case(python, case, turns, seconds) for case, python in pythons.items()} for _ in range(processes)
-    ]
-    for case in list(pythons)[1:]:
-        losses = [lost for found in seen for lost in found[case][0]]
-        added = [found[case][1] - found["nothing"][1] for found in seen]
-        is_ours, name = case == "memory", f"allocations, {labels[case]}"
-        details = {"middle_half": middle_half(losses), "turns": len(losses)}
-        limit = CPU_LIMIT if is_ours else None
-        yield Result(f"{name}: CPU per request added", median(losses), "%", limit, details=details)
-        yield Result(f"{name}: memory added", median(added), "MiB", MEMORY_LIMIT if is_ours else None)
+    cases = [Case(name) for name in CASES] + (list(install_peers()) if peers else [])
+    for workload in WORKLOADS:
+        rounds = [[run_case(workload, case, turns, seconds) for case in cases] for _ in range(processes)]
+        for case, *seen in zip(cases, *rounds, strict=True):
+            yield from summarize(workload, case, seen)
     changed = subprocess.run([sys.executable, "-c", ALLOCATORS], capture_output=True, text=True, check=True).stdout
     yield Result("allocations, loaded: functions of Python's allocators replaced", int(changed), "functions", 0)
 
