@@ -144,7 +144,7 @@ def fill(recording: Recording, samples: int) -> None:
         keys = [f"{place:016x}" for place in range(first, first + SPANS_PER_TRACE)]
         start_ns, name = int(times[0]) + trace * per_trace_ns, f"GET /{trace % ENDPOINTS}"
         spans = [
-            Span(key, parent, name, "shop", start_ns, start_ns + per_trace_ns, ())
+            Span(key, parent, name, "shop", start_ns, start_ns + per_trace_ns, (), "1.4")
             for key, parent in zip(keys, ["", *keys[:-1]], strict=True)
         ]
         recording.spans[f"{trace + 1:032x}"] = {span.id: span for span in spans}

@@ -34,7 +34,7 @@ from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, TRACE, Selection, Span
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.records import HOST_STACKS, RecordReader
+from splunk_profiler.viewer.records import HOST_STACKS, VERSION, RecordReader
 from splunk_profiler.viewer.source import Source, check_request_filters
 
 NEVER_NS = (1 << 63) - 1
@@ -188,12 +188,13 @@ class ClickHouse(Source):
         filters = dict(selection.filters)
         if self._all.part.services:
             filters["service"] = frozenset(self._all.part.services)
-        for name, column in (("service", "ServiceName"), ("endpoint", "SpanName"), (TRACE, "TraceId")):
-            if name in filters:
-                condition, values = one_of(column, name, sorted(filters[name]))
-                conditions.append(condition)
-                of_parents += [] if name == "endpoint" else [condition]
-                parameters.update(values)
+        version = attribute("ResourceAttributes", VERSION, self._span_columns.get("ResourceAttributes", ""))
+        columns = {"service": "ServiceName", TRACE: "TraceId", "endpoint": "SpanName", "version": version}
+        for name in columns.keys() & filters.keys():
+            condition, values = one_of(columns[name], name, sorted(filters[name]))
+            conditions.append(condition)
+            of_parents += [condition] if name in {"service", TRACE} else []
+            parameters.update(values)
         ((count,),) = self._client.rows(
             f"SELECT count() FROM (SELECT TraceId, ParentSpanId, ServiceName FROM {SPANS}"
             f" WHERE {' AND '.join(conditions)}) AS t LEFT ANTI JOIN"

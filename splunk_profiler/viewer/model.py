@@ -66,7 +66,7 @@ def facet_value(facets: Facets, name: str) -> str:
 
 
 class Span(NamedTuple):
-    """A span of a trace, and the ids of stacks that a host profiler saw in it."""
+    """A span of a trace: of a version of a service, with the ids of stacks that a host profiler saw in it."""
 
     id: str
     parent: str
@@ -75,6 +75,7 @@ class Span(NamedTuple):
     start_ns: int
     end_ns: int
     host_stacks: tuple[str, ...]
+    version: str = ""
 
 
 class SpanRow(NamedTuple):

@@ -51,7 +51,8 @@ _FRAME = struct.Struct("=ii")  # function and line
 _MAX_LINE = (1 << 31) - 1
 
 
-SENDER_ATTRIBUTES = ("service.version", "host.name", "process.pid", "runtime-id")  # beside the service's name
+VERSION = "service.version"
+SENDER_ATTRIBUTES = (VERSION, "host.name", "process.pid", "runtime-id")  # beside the service's name
 
 
 class Sender(NamedTuple):
@@ -248,12 +249,12 @@ class RecordReader:
         return _FRAME.pack(function, place.line if 0 <= place.line <= _MAX_LINE else 0)
 
     def _add_spans(self, resource: dict[str, Any]) -> None:
-        service = sender_of(resource).service
+        sender = sender_of(resource)
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
                 key = span_key(span)
                 try:
-                    found = _span(span, key, service)
+                    found = _span(span, key, sender)
                 except ValueError:
                     self.unread += 1
                     continue
@@ -280,10 +281,11 @@ class RecordReader:
             self.unread += 1
 
 
-def _span(span: dict[str, Any], key: SpanKey, service: str) -> Span:
+def _span(span: dict[str, Any], key: SpanKey, sender: Sender) -> Span:
     start_ns, end_ns = (parse_time(span.get(f"{each}TimeUnixNano")) for each in ("start", "end"))
     stacks = attributes(span).get(HOST_STACKS)
     values = stacks.get("values", ()) if isinstance(stacks, dict) else ()
     host_stacks = tuple(str(value.get("stringValue", "")) for value in values)
     parent = str(span.get("parentSpanId", "")).lower()
-    return Span(key[1], parent, str(span.get("name", "")), service, start_ns, max(start_ns, end_ns), host_stacks)
+    name, end_ns = str(span.get("name", "")), max(start_ns, end_ns)
+    return Span(key[1], parent, name, sender.service, start_ns, end_ns, host_stacks, sender.version)

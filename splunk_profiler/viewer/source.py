@@ -64,7 +64,7 @@ def count_requests(spans: Mapping[str, Mapping[str, Span]], selection: Selection
 
     Args:
         spans: by trace, then by their id.
-        selection: with filters by service, endpoint and trace alone.
+        selection: with filters by service, version, endpoint and trace alone.
 
     Raises:
         ValueError: it has other filters.
@@ -76,6 +76,7 @@ def count_requests(spans: Mapping[str, Mapping[str, Span]], selection: Selection
     return sum(
         since_ns <= span.start_ns < until_ns
         and span.service in filters.get("service", {span.service})
+        and span.version in filters.get("version", {span.version})
         and span.name in filters.get("endpoint", {span.name})
         for trace, of_trace in spans.items()
         if trace in filters.get(TRACE, {trace})
@@ -91,7 +92,7 @@ def first_spans(of_trace: Mapping[str, Span]) -> list[Span]:
 
 def check_request_filters(selection: Selection) -> None:
     """Raise `ValueError` if a selection has filters that spans have no values for."""
-    other = selection.filters.keys() - {"service", "endpoint", TRACE}
+    other = selection.filters.keys() - {"service", "version", "endpoint", TRACE}
     if other:
         names = ", ".join(sorted(other))
-        raise ValueError(f"requests are counted by service, endpoint and trace: remove the filter by {names}")
+        raise ValueError(f"requests are counted by service, version, endpoint and trace: remove the filter by {names}")

@@ -13,21 +13,34 @@ from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import TRACE, Selection, Span, SpanKey
 from splunk_profiler.viewer.source import check_request_filters, count_requests, first_spans
 
-SCHEMA = """
+_INDEX = "CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, version, name, trace)"
+SCHEMA = f"""
 CREATE TABLE first_spans (
-    trace TEXT, id TEXT, start_ns INTEGER, end_ns INTEGER, service TEXT, name TEXT, PRIMARY KEY (trace, id)
+    trace TEXT, id TEXT, start_ns INTEGER, end_ns INTEGER, service TEXT, name TEXT, version TEXT,
+    PRIMARY KEY (trace, id)
 ) WITHOUT ROWID;
-CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, name, trace, end_ns);
+{_INDEX};
+"""
+_ADD_VERSIONS = f"""
+ALTER TABLE first_spans ADD COLUMN version TEXT DEFAULT '""';
+DROP INDEX first_spans_by_time;
+{_INDEX};
 """
 _KEY_BYTES = 250  # of a span in all tables and indexes, besides its content
-_COLUMNS = {"service": "service", "endpoint": "name", TRACE: "trace"}  # by what requests are counted
+# By what requests are counted.
+_COLUMNS = {"service": "service", "version": "version", "endpoint": "name", TRACE: "trace"}
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Make the table that the first format did not have, in a transaction of the caller."""
-    for statement in SCHEMA.split(";"):
+    """Add what older formats do not have, in a transaction of the caller: versions, or the whole table.
+
+    Spans that are there have no version.
+    """
+    columns = connection.execute("PRAGMA table_info(first_spans)").fetchall()
+    for statement in (_ADD_VERSIONS if columns else SCHEMA).split(";"):
         connection.execute(statement)
-    _find_first(connection, _traces(connection))
+    if not columns:
+        _find_first(connection, _traces(connection))
 
 
 def add_spans(connection: sqlite3.Connection, spans: Mapping[str, Mapping[str, Span]]) -> None:
@@ -80,7 +93,7 @@ def count_stored_requests(
 
     Args:
         connection: to the store, whose spans are counted.
-        selection: with filters by service, endpoint and trace alone.
+        selection: with filters by service, version, endpoint and trace alone.
         added: spans that are not in the store yet, and are counted too: by trace, then by their id.
 
     Raises:
@@ -89,7 +102,7 @@ def count_stored_requests(
     check_request_filters(selection)
     stored = {trace: read_spans(connection, trace) for trace in added if is_span_key((trace, ""))}
     together = {trace: {**stored.get(trace, {}), **spans} for trace, spans in added.items()}
-    if not _has_first(connection):
+    if not _has_versions(connection):
         stored = {trace: read_spans(connection, trace) for trace in _traces(connection)}
         return count_requests({**stored, **together}, selection)
     until_ns = (1 << 63) - 1 if selection.until_ns is None else selection.until_ns
@@ -103,9 +116,9 @@ def count_stored_requests(
     return int(count) + count_requests(together, selection) - count_requests(stored, selection)
 
 
-def _has_first(connection: sqlite3.Connection) -> bool:
-    """Return False for a store of the first format that no writer has brought up to date."""
-    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'first_spans'").fetchall())
+def _has_versions(connection: sqlite3.Connection) -> bool:
+    """Return False for a store of an older format that no writer has brought up to date."""
+    return any(name == "version" for _, name, *_ in connection.execute("PRAGMA table_info(first_spans)"))
 
 
 def _traces(connection: sqlite3.Connection) -> list[str]:
@@ -117,9 +130,9 @@ def _find_first(connection: sqlite3.Connection, traces: Iterable[str]) -> None:
     for trace in traces:
         connection.execute("DELETE FROM first_spans WHERE trace = ?", (trace,))
         connection.executemany(
-            "INSERT INTO first_spans VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO first_spans VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
-                (trace, span.id, span.start_ns, span.end_ns, json.dumps(span.service), json.dumps(span.name))
+                (trace, span.id, span.start_ns, span.end_ns, *map(json.dumps, (span.service, span.name, span.version)))
                 for span in first_spans(read_spans(connection, trace))
             ],
         )

@@ -72,9 +72,9 @@ class Database:
         if with_traces:
             self.do(
                 "CREATE TABLE otel_traces (Timestamp DateTime64(9), TraceId String, SpanId String, ParentSpanId String,"
-                f" SpanName LowCardinality(String), ServiceName LowCardinality(String), SpanAttributes {attributes},"
-                " Duration UInt64) ENGINE = MergeTree PARTITION BY toDate(Timestamp)"
-                " ORDER BY (ServiceName, SpanName, toDateTime(Timestamp), Timestamp)"
+                f" SpanName LowCardinality(String), ServiceName LowCardinality(String), Duration UInt64,"
+                f" ResourceAttributes {attributes}, SpanAttributes {attributes}) ENGINE = MergeTree"
+                " PARTITION BY toDate(Timestamp) ORDER BY (ServiceName, SpanName, toDateTime(Timestamp), Timestamp)"
             )
 
     def make_profiles(self) -> None:
@@ -161,6 +161,7 @@ def _spans(resource: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "ParentSpanId": span.get("parentSpanId", ""),
                 "SpanName": span["name"],
                 "ServiceName": described.get("service.name", ""),
+                "ResourceAttributes": described,
                 "SpanAttributes": _attributes(span),
                 "Duration": max(0, end_ns - start_ns),
             }

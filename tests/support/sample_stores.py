@@ -29,6 +29,14 @@ def put(writer: StoreWriter, *lines: str, received_ns: int = NOON_NS) -> None:
         writer.append(json.loads(line), is_traces="resourceSpans" in line, received_ns=received_ns)
 
 
+def of_version(line: str, version: str) -> str:
+    """Return a request with that version of its services."""
+    request = json.loads(line)
+    for resource in (*request.get("resourceLogs", ()), *request.get("resourceSpans", ())):
+        resource["resource"]["attributes"].append({"key": "service.version", "value": {"stringValue": version}})
+    return json.dumps(request) + "\n"
+
+
 def rows(path: Path, table: str) -> int:
     with sqlite3.connect(path) as connection:
         ((count,),) = connection.execute(f"SELECT count(*) FROM {table}")

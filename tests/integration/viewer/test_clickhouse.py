@@ -13,6 +13,7 @@ from clickhouse_tables import ORDERS, PASSWORD, USER, Database
 from command_line import UNREACHABLE_URL, splunk_profiler
 from faulty_relay import FAULTS, run_relay
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
+from sample_stores import of_version
 from saved_samples import SPAN, TRACE, allocation_line, profile_line, sample_line, span_line
 
 from splunk_profiler.viewer.answers import Answers
@@ -155,6 +156,9 @@ def test_requests_are_counted_in_the_database(database: Database) -> None:
     with pytest.raises(ValueError, match="remove the filter by thread"):
         shown.count_requests(Selection("wall", filters={"thread": frozenset({"main"})}))
     assert ClickHouse(database.address, database.environment, service="shop").count_requests(WALL) == 1
+    assert shown.count_requests(Selection("wall", filters={"version": frozenset({""})})) == 2
+    database.insert([of_version(span_line("step", "6" * 16, "1" * 16, times_ns, service="shop"), "1.1")])
+    assert shown.count_requests(Selection("wall", filters={"version": frozenset({"1.1"})})) == 0  # of another's request
     hour_ns = 3600 * 10**9
     for parent, before_ns in (("4", hour_ns - 10**9), ("5", 2 * hour_ns)):  # the latter is too long before to be read
         began_ns = time_ns - before_ns

@@ -146,7 +146,7 @@ def test_a_baseline_is_scaled_to_as_many_requests(client: TestClient, tmp_path: 
     assert get(client, f"/api/top?{swapped}")["rows"] == [["shop.rank", "/srv/shop.py", 7, 1, 1, 1, 1, 1]]
     assert "no requests" in client.get(f"{query}&since=11").json()["error"]  # they have begun before
     refused = client.get(f"{query}&f.thread=main").json()["error"]
-    assert refused == "requests are counted by service, endpoint and trace: remove the filter by thread"
+    assert refused == "requests are counted by service, version, endpoint and trace: remove the filter by thread"
     assert "no requests" in client.get(f"{query}&f.endpoint=missing").json()["error"]
 
 

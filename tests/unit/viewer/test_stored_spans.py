@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
 import pytest
-from sample_stores import NOON_NS, WALL, put, rows, writing
+from sample_stores import NOON_NS, WALL, of_version, put, rows, writing
 from saved_samples import TRACE, span_line
 
 from splunk_profiler.viewer.live_store import LiveStore
@@ -44,7 +45,7 @@ def test_a_parent_that_comes_later_tells_that_its_child_was_no_request(tmp_path:
         filters = {name: frozenset(values) for name, values in chosen.items()}
         assert store.count_requests(Selection("wall", NOON_NS, NOON_NS + 1, filters)) == 1
         assert store.count_requests(Selection("wall", None, NOON_NS)) == 0
-        with pytest.raises(ValueError, match="remove the filter by thread"):
+        with pytest.raises(ValueError, match="by service, version, endpoint and trace: remove the filter by thread"):
             store.count_requests(Selection("wall", filters={"thread": frozenset({"main"})}))
         writer.keep_up(NOON_NS + 3 * DAY_NS, hold_ns=0)
         assert store.count_requests(WALL) == rows(path, "first_spans") == rows(path, "spans") == 0
@@ -67,26 +68,72 @@ def test_a_reader_forgets_the_spans_that_the_store_has_or_has_deleted(tmp_path: 
         assert not store.spans_of(TRACE)
 
 
-def test_a_store_of_the_first_format_is_read_and_upgraded_when_written(tmp_path: Path) -> None:
+def of_versions(*versions: str) -> Selection:
+    return Selection("wall", filters={"version": frozenset(versions)})
+
+
+def test_requests_are_counted_by_version_with_and_without_parts(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        store = LiveStore(path)
+        for number, version in enumerate(("1.0", "1.1", "1.1", "")):
+            span = span_line("GET /", f"{number:016x}", times_ns=(NOON_NS, NOON_NS + 9), service="shop")
+            put(writer, of_version(span, version))
+        for _ in range(2):
+            store.refresh()
+            counts = [store.count_requests(of_versions(version)) for version in ("1.0", "1.1", "", "\udcff")]
+            assert counts == [1, 2, 1, 0]
+            assert store.count_requests(of_versions("1.0", "1.1")) == 3
+            writer.keep_up(NOON_NS, hold_ns=0)
+
+
+FORMATS = {
+    1: "DROP TABLE first_spans",
+    2: """
+        DROP INDEX first_spans_by_time;
+        ALTER TABLE first_spans RENAME TO newer;
+        CREATE TABLE first_spans (
+            trace TEXT, id TEXT, start_ns INTEGER, end_ns INTEGER, service TEXT, name TEXT, PRIMARY KEY (trace, id)
+        ) WITHOUT ROWID;
+        CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, name, trace, end_ns);
+        INSERT INTO first_spans SELECT trace, id, start_ns, end_ns, service, name FROM newer;
+        DROP TABLE newer""",
+}
+
+
+def make_older(path: Path, form: int) -> None:
+    """Make a store as older versions wrote it."""
+    with sqlite3.connect(path) as connection:
+        connection.executescript(FORMATS[form])
+        for trace, span, content in connection.execute("SELECT trace, id, content FROM spans").fetchall():
+            without_version = json.dumps(json.loads(content)[:7])
+            connection.execute(
+                "UPDATE spans SET content = ? WHERE trace = ? AND id = ?", (without_version, trace, span)
+            )
+        connection.execute(f"PRAGMA user_version = {form}")
+    connection.close()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_store_of_an_older_format_is_read_and_upgraded_when_written(tmp_path: Path, form: int) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
         for number in "12":
             put(writer, span_line("GET /", number * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
         put(writer, span_line("query", "3" * 16, "2" * 16, (NOON_NS, NOON_NS + 9), service="shop"))
         writer.keep_up(NOON_NS, hold_ns=0)
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE first_spans")
-        connection.execute("PRAGMA user_version = 1")
-    connection.close()
+    make_older(path, form)
     before = LiveStore(path)
-    assert before.count_requests(WALL) == 2
+    assert (before.count_requests(WALL), before.count_requests(of_versions(""))) == (2, 2)
     with writing(path) as writer:
-        assert rows(path, "first_spans") == 2
-        put(writer, span_line("GET /", "4" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
+        assert rows(path, "first_spans") == LiveStore(path).count_requests(of_versions("")) == 2
+        new = span_line("GET /", "4" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop")
+        put(writer, of_version(new, "1.1"))
         writer.keep_up(NOON_NS, hold_ns=0)
         for store in (before, LiveStore(path)):
             store.refresh()
-            assert store.count_requests(WALL) == 3
+            counts = [store.count_requests(asked) for asked in (WALL, of_versions(""), of_versions("1.1"))]
+            assert counts == [3, 2, 1]
 
 
 def test_spans_with_wrong_ids_keep_no_others_from_being_counted(tmp_path: Path) -> None:
