@@ -6,6 +6,7 @@ The main thread serves until a signal comes; answers are made on the server's th
 from __future__ import annotations
 
 import sys
+import time
 import webbrowser
 from collections.abc import Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ from splunk_profiler.viewer.otlp_files import STREAM_SUFFIX, find_files
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.source import Source
-from splunk_profiler.viewer.store_writer import StoreWriter
+from splunk_profiler.viewer.store_writer import AHEAD_NS, StoreWriter
 
 
 @click.command()
@@ -263,7 +264,7 @@ def save_store(source: str, path: Path) -> Source:
     files.refresh()
     writer = StoreWriter(path)
     try:
-        writer.add(files.recording, files.unread)
+        files.unread = writer.add(files.recording, files.unread, until_ns=time.time_ns() + AHEAD_NS)
     finally:
         writer.close()
     return files

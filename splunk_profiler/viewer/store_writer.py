@@ -43,6 +43,7 @@ _HOLD_NS = MINUTE_NS  # requests wait for so long, for the spans of their sample
 _MAX_WAITING_BYTES = 32 << 20
 _MAX_BATCH_BYTES = 64 << 20
 _MAX_PARTS = 30  # of an hour, before they are joined
+AHEAD_NS = DAY_NS  # clocks differ
 _LATE_NS = 10 * MINUTE_NS  # after its end an hour is taken for complete
 _SPANS_AT_ONCE = 20_000  # are deleted: requests wait meanwhile
 _NEVER_NS = (1 << 63) - 1
@@ -93,17 +94,27 @@ class StoreWriter:
                 "INSERT INTO requests (received_ns, is_traces, line) VALUES (?, ?, ?)", (received_ns, is_traces, line)
             )
 
-    def add(self, recording: Recording, unread: int = 0) -> None:
-        """Add all samples and spans of a recording, of which `unread` records could not be read.
+    def add(self, recording: Recording, unread: int = 0, *, until_ns: int = _NEVER_NS) -> int:
+        """Add the samples and spans of a recording.
+
+        Args:
+            recording: of which `unread` records could not be read.
+            unread: is counted in the store as well.
+            until_ns: those of later are left out.
+
+        Returns:
+            How many were not read or left out.
 
         Raises:
             SourceError: they could not be written; the store is as before.
         """
         with explained(self.path), transaction(self._keeping):
-            self._add(recording, unread)
+            return self._add(recording, unread, until_ns)
 
     def keep_up(self, now_ns: int, *, hold_ns: int = _HOLD_NS) -> None:
         """Make parts of the requests that have waited for `hold_ns`, join and sum up parts, and delete old ones.
+
+        What is more than `AHEAD_NS` from now is counted and left out: it would never be old.
 
         Raises:
             SourceError: the store cannot be read or written; it is as before the step that failed. Or all was done, but
@@ -112,7 +123,7 @@ class StoreWriter:
         dropped: list[Exception] = []
         try:
             with explained(self.path):
-                while self._store_requests(now_ns - hold_ns, dropped):
+                while self._store_requests(now_ns, hold_ns, dropped):
                     pass
                 self._join(now_ns)
                 self._sum_by_minute(now_ns)
@@ -130,7 +141,7 @@ class StoreWriter:
             self._appending.close()
             os.close(self._lock_descriptor)
 
-    def _store_requests(self, until_ns: int, dropped: list[Exception]) -> bool:
+    def _store_requests(self, now_ns: int, hold_ns: int, dropped: list[Exception]) -> bool:
         """Make parts of a batch of requests; return True if there may be more that are due.
 
         Why requests were dropped is added to `dropped`.
@@ -139,7 +150,9 @@ class StoreWriter:
             "SELECT id, received_ns, is_traces, length(line) FROM requests ORDER BY id"
         ).fetchall()
         is_full = sum(length for *_, length in waiting) > _MAX_WAITING_BYTES
-        due = [(place, length) for place, received_ns, _, length in waiting if is_full or received_ns <= until_ns]
+        due = [
+            (place, length) for place, received_ns, _, length in waiting if is_full or received_ns <= now_ns - hold_ns
+        ]
         if not due:
             return False
         sizes = np.cumsum([length for _, length in due])
@@ -148,10 +161,10 @@ class StoreWriter:
         for place in {place for place, _, is_traces, _ in waiting if is_traces}.difference(batch):
             with suppress(*UNREADABLE):  # it is dropped when it is due
                 later.add_request(self._line(place))
-        dropped += self._store(batch, later.span_names)
+        dropped += self._store(batch, later.span_names, now_ns + AHEAD_NS)
         return len(batch) < len(due)
 
-    def _store(self, batch: Sequence[int], names: Mapping[SpanKey, str]) -> list[Exception]:
+    def _store(self, batch: Sequence[int], names: Mapping[SpanKey, str], until_ns: int) -> list[Exception]:
         """Make parts of requests; those that cannot be are counted and dropped, and it returns why."""
         reader = RecordReader(Recording())
         try:
@@ -159,40 +172,44 @@ class StoreWriter:
                 reader.add_request(self._line(place))
             reader.name_spans(names)
             reader.name_spans(read_span_names(self._keeping, reader.nameless()))
-            self._make_parts(batch, reader.recording, reader.unread)
+            self._make_parts(batch, reader.recording, reader.unread, until_ns)
         except UNREADABLE as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
-                return self._store(batch[:middle], names) + self._store(batch[middle:], names)
-            self._make_parts(batch, Recording(), 1)
+                halves = batch[:middle], batch[middle:]
+                return [each for half in halves for each in self._store(half, names, until_ns)]
+            self._make_parts(batch, Recording(), 1, until_ns)
             return [error]
         return []
 
-    def _make_parts(self, batch: Sequence[int], recording: Recording, unread: int) -> None:
+    def _make_parts(self, batch: Sequence[int], recording: Recording, unread: int, until_ns: int) -> None:
         with transaction(self._keeping):
-            self._add(recording, unread)
+            self._add(recording, unread, until_ns)
             self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(place,) for place in batch])
 
     def _line(self, place: int) -> bytes:
         ((line,),) = self._keeping.execute("SELECT line FROM requests WHERE id = ?", (place,))
         return zlib.decompress(line)
 
-    def _add(self, recording: Recording, unread: int) -> None:
+    def _add(self, recording: Recording, unread: int, until_ns: int) -> int:
         functions = [self._place("functions", list(function)) for function in recording.functions]
         stacks = self._stack_places(recording, np.array(functions, np.int32))
         facets = np.array([self._place("facets", list(each)) for each in recording.facets], np.int32)
         for columns in recording.columns():
-            edges = np.flatnonzero(np.diff(columns.time_ns // HOUR_NS)) + 1
-            for first, last in pairwise([0, *edges.tolist(), len(columns)]):
+            count = columns.rows_between(None, until_ns).stop
+            unread += len(columns) - count
+            edges = np.flatnonzero(np.diff(columns.time_ns[:count] // HOUR_NS)) + 1
+            for first, last in pairwise([0, *edges.tolist(), count]):
                 some = rows_of(columns, slice(first, last))
                 self._insert(replace(some, stack=stacks[some.stack], facets=facets[some.facets]))
         self._keeping.executemany(
             "INSERT OR REPLACE INTO units VALUES (?, ?)",
             [(_json(name), _json(unit)) for name, unit in recording.units.items() if name in recording.values],
         )
-        add_spans(self._keeping, recording.spans)
+        unread += add_spans(self._keeping, recording.spans, until_ns)
         if unread:
             self._keeping.execute("INSERT INTO unread VALUES (?)", (unread,))
+        return unread
 
     def _stack_places(self, recording: Recording, functions: Numbers) -> Numbers:
         places = []

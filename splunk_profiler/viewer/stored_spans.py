@@ -43,16 +43,17 @@ def upgrade(connection: sqlite3.Connection) -> None:
         _find_first(connection, _traces(connection))
 
 
-def add_spans(connection: sqlite3.Connection, spans: Mapping[str, Mapping[str, Span]]) -> None:
-    """Add spans, by trace and id; others than OpenTelemetry's ids are left out."""
+def add_spans(connection: sqlite3.Connection, spans: Mapping[str, Mapping[str, Span]], until_ns: int) -> int:
+    """Add spans, by trace and id; return how many were left out, which end later or have no ids of OpenTelemetry."""
     rows = [
         (trace, span.id, span.end_ns, json.dumps(list(span), separators=(",", ":")))
         for trace, of_trace in spans.items()
         for span in of_trace.values()
-        if is_span_key((trace, span.id))
+        if is_span_key((trace, span.id)) and span.end_ns < until_ns
     ]
     connection.executemany("INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?)", rows)
     _find_first(connection, {trace for trace, *_ in rows})
+    return sum(map(len, spans.values())) - len(rows)
 
 
 def delete_spans(connection: sqlite3.Connection, before_ns: int, most: int) -> int:

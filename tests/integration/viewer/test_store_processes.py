@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,10 @@ from command_line import (
     splunk_profiler,
 )
 from permissions import find_open_to_others
+from saved_samples import sample_line
 
 from splunk_profiler.viewer.live_store import LiveStore
-from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.model import DAY_NS, Selection
 
 SAMPLES = Selection("samples")
 
@@ -94,6 +96,14 @@ def test_a_full_disk_refuses_requests_until_there_is_room(tmp_path: Path) -> Non
     assert "store.db cannot be used" in errors
     assert "requests are being saved again" in errors
     assert requests(path) == 2
+
+
+def test_files_with_a_time_that_is_to_come_are_stored_without_it(tmp_path: Path) -> None:
+    ahead_ns = time.time_ns() + 2 * DAY_NS
+    (tmp_path / "logs.jsonl").write_text(sample_line() + sample_line(time_ns=ahead_ns), "utf-8")
+    saved = splunk_profiler("view", tmp_path / "logs.jsonl", "--store", tmp_path / "store.db")
+    assert (saved.returncode, saved.stderr) == (0, "1 record could not be read.\n")
+    assert LiveStore(tmp_path / "store.db").recording.weights(SAMPLES).sum() == 1
 
 
 def test_a_store_that_cannot_be_made_is_an_error_before_serving(tmp_path: Path) -> None:

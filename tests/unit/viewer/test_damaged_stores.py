@@ -10,6 +10,7 @@ import pytest
 from sample_stores import NOON_NS, put, rows, writing
 from saved_samples import sample_line, span_line
 
+from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Selection
 from splunk_profiler.viewer.otlp_files import SourceError
@@ -94,3 +95,28 @@ def test_a_store_has_one_writer_by_whatever_name(tmp_path: Path) -> None:
     with writing(link) as writer:
         put(writer, sample_line())
     assert LiveStore(path).recording.count() == 1
+
+
+def test_what_lies_more_than_a_day_ahead_is_counted_and_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    ahead_ns = NOON_NS + DAY_NS, NOON_NS + DAY_NS + HOUR_NS
+    with writing(path) as writer:
+        for place, time_ns in enumerate((NOON_NS, *ahead_ns), 1):
+            span = span_line("GET /", str(place) * 16, times_ns=(NOON_NS, time_ns))
+            put(writer, sample_line(time_ns=time_ns), span)
+        writer.keep_up(NOON_NS + MINUTE_NS)
+        store = LiveStore(path)
+        assert (store.recording.count(), rows(path, "spans"), store.unread) == (2, 2, 2)
+        writer.keep_up(NOON_NS + 9 * DAY_NS)
+        store.refresh()
+        assert (store.recording.count(), rows(path, "spans"), store.unread) == (0, 0, 2)
+
+
+def test_what_lies_ahead_in_files_is_left_out_of_their_store(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text("".join(sample_line(time_ns=NOON_NS + day * DAY_NS) for day in range(4)))
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    with writing(tmp_path / "store.db") as writer:
+        assert writer.add(files.recording, 1, until_ns=NOON_NS + DAY_NS + 1) == 3
+    store = LiveStore(tmp_path / "store.db")
+    assert (store.recording.count(), store.unread) == (2, 3)
