@@ -18,13 +18,14 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import quantiles
 from typing import NamedTuple
 
 from installations import Installer, MissingError
 from result import Result, median, middle_half
 
 SERVICE = Path(__file__).with_name("allocating_service.py")
-PROCESSES, TURNS, SECONDS = 3, 100, 0.5
+PROCESSES, TURNS, SECONDS = 3, 40, 0.5
 CPU_LIMIT = 2.0  # percent
 MEMORY_LIMIT = 5.0  # MiB
 ALLOCATORS = """
@@ -56,11 +57,20 @@ class Case(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one process has shown: the cost of the profiler in each pair of turns (%), and its memory (MiB)."""
+    """What one process has shown: CPU time and time per request in turns with a profiler and without; its memory."""
 
-    cpu_added: list[float]
-    throughput_lost: list[float]
+    turns_on: list[tuple[float, float]]
+    turns_off: list[tuple[float, float]]
     added_mib: float
+
+    def added(self, column: int) -> list[float]:
+        """Return what each turn with the profiler took more than the one beside it (%)."""
+        return [100 * (on[column] / off[column] - 1) for on, off in zip(self.turns_on, self.turns_off, strict=True)]
+
+    def least_cpu_added(self) -> float:
+        """Return the same of CPU time, for the quarter of the turns that others disturbed least."""
+        on, off = (quantiles([cpu for cpu, _ in turns], n=4)[0] for turns in (self.turns_on, self.turns_off))
+        return 100 * (on / off - 1)
 
 
 def run_case(workload: str, case: Case, turns: int, seconds: float) -> Seen:
@@ -85,13 +95,11 @@ def summarize(workload: str, case: Case, seen: list[Seen]) -> Iterator[Result]:
     """Return the results of a case; the targets are those of ours in a service."""
     has_limit = (workload, case.profiler) == ("api", "memory")
     name = " ".join(filter(None, (f"allocations, {workload},", case.profiler, case.version)))
-    cpu_added = [percent for process in seen for percent in process.cpu_added]
-    lost = [percent for process in seen for percent in process.throughput_lost]
-    details = {"middle_half": middle_half(cpu_added), "turns": len(cpu_added)}
-    yield Result(
-        f"{name}: CPU per request added", median(cpu_added), "%", CPU_LIMIT if has_limit else None, details=details
-    )
-    yield Result(f"{name}: throughput lost", median(lost), "%", details={"middle_half": middle_half(lost)})
+    cpu, time = ([percent for process in seen for percent in process.added(column)] for column in (0, 1))
+    least = median(process.least_cpu_added() for process in seen)
+    details = {"middle_half": middle_half(cpu), "turns": len(cpu), "least_disturbed": least}
+    yield Result(f"{name}: CPU per request added", median(cpu), "%", CPU_LIMIT if has_limit else None, details=details)
+    yield Result(f"{name}: time per request added", median(time), "%", details={"middle_half": middle_half(time)})
     added_mib = median(process.added_mib for process in seen)
     yield Result(f"{name}: memory added", added_mib, "MiB", MEMORY_LIMIT if has_limit else None)
 
