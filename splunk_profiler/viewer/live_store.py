@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,13 @@ class LiveStore(Source):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
+        self._start()
+        self.refresh()
+
+    def _start(self) -> None:
+        file = _identity(self.path)  # before it is opened: another may take its place then
+        self._connection = open_for_reading(self.path)
+        self._file = file
         self.recording = Recording()
         self._reader = RecordReader(self.recording)
         self._requests: list[int] = []  # that have been read and are not in a part yet
@@ -39,15 +47,17 @@ class LiveStore(Source):
         self._seen: int | None = None  # the state of the file, as SQLite counts them
         # By the store's number, which is never given again, the place in the recording.
         self._functions, self._stacks, self._facets = (np.zeros(1, np.int32) for _ in range(3))
-        self._connection = open_for_reading(path)
-        self.refresh()
 
     def refresh(self) -> None:
-        """Read what has been added since, and forget what has been deleted.
+        """Read what has been added since, and forget what has been deleted; all anew if the file was made anew.
 
         Raises:
             SourceError: it cannot be read.
         """
+        if _identity(self.path) != self._file:
+            before = self._connection
+            self._start()
+            before.close()
         with explained(self.path):
             self._connection.execute("BEGIN")  # one state of all tables
             try:
@@ -135,3 +145,11 @@ class LiveStore(Source):
             self._reader.add_request(zlib.decompress(line))
         self._reader.name_spans(read_span_names(self._connection, self._reader.nameless()))
         self._requests = found
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another of its name, while either is open; None if there is none."""
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_dev, status.st_ino
+    return None

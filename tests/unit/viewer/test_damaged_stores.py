@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from sample_stores import NOON_NS, put, rows, writing
+from sample_stores import NOON_NS, WALL, put, rows, writing
 from saved_samples import sample_line, span_line
 
 from splunk_profiler.viewer.live_files import LiveFiles
@@ -120,3 +120,38 @@ def test_what_lies_ahead_in_files_is_left_out_of_their_store(tmp_path: Path) -> 
         assert writer.add(files.recording, 1, until_ns=NOON_NS + DAY_NS + 1) == 3
     store = LiveStore(tmp_path / "store.db")
     assert (store.recording.count(), store.unread) == (2, 3)
+
+
+def test_a_store_that_is_made_anew_while_it_is_shown_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, sample_line(time_ns=NOON_NS), span_line("GET /", times_ns=(NOON_NS, NOON_NS + 1)))
+        writer.keep_up(NOON_NS, hold_ns=0)
+    store = LiveStore(path)
+    assert (store.recording.count(), store.count_requests(WALL)) == (1, 1)
+    for file in tmp_path.glob("store.db*"):
+        file.unlink()
+    for _ in range(2):
+        with pytest.raises(SourceError, match=r"store\.db cannot be used: unable to open database file"):
+            store.refresh()
+    version = store.version
+    with writing(path) as writer:
+        put(writer, *(sample_line("new.function(/n.py:1)", time_ns=NOON_NS + place) for place in range(5)))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        store.refresh()
+        assert [function.name for function in store.recording.functions] == ["new.function"]
+        put(writer, sample_line("new.function(/n.py:1)"))
+        store.refresh()
+    assert (store.recording.weights(Selection("samples")).sum(), store.count_requests(WALL)) == (6, 0)
+    assert store.version > version
+
+
+def test_a_store_that_another_takes_the_place_of_is_not_shown_any_more(tmp_path: Path) -> None:
+    path, other = tmp_path / "store.db", tmp_path / "other.db"
+    for each, count in ((path, 1), (other, 2)):
+        with writing(each) as writer:
+            put(writer, *(sample_line(time_ns=NOON_NS + place) for place in range(count)))
+    store = LiveStore(path)
+    other.replace(path)
+    store.refresh()
+    assert store.recording.count() == 2
