@@ -105,7 +105,7 @@ def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
     with explained(path):
         connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            if not connection.execute("SELECT 1 FROM sqlite_master").fetchall():  # new, or its making was interrupted
+            if _is_empty(connection):
                 connection.executescript(_SCHEMA)
             if _check(connection, path) < FORMAT:
                 with transaction(connection):
@@ -156,8 +156,17 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
     """Return the format; raise `SourceError` if it is not known."""
     ((application,),) = connection.execute("PRAGMA application_id")
     ((version,),) = connection.execute("PRAGMA user_version")
+    if _is_empty(connection):
+        raise SourceError(
+            f"{path} is empty: its making was interrupted; fill it: splunk-profiler collect --store {path}"
+        )
     if application != _APPLICATION:
         raise SourceError(f"{path} is a database of something else; name another file")
     if version > FORMAT:
         raise SourceError(f"{path} has format {version}, this version reads {FORMAT}: install a newer splunk-profiler")
     return int(version)
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    """Return True for a database that is new, or whose making was interrupted."""
+    return not connection.execute("SELECT 1 FROM sqlite_master").fetchall()

@@ -79,6 +79,10 @@ def test_a_store_whose_making_was_interrupted_is_made(tmp_path: Path, begun: str
     connection.executescript(f"PRAGMA auto_vacuum = INCREMENTAL; {begun}")
     connection.close()
     assert path.stat().st_size
+    with pytest.raises(
+        SourceError, match=r"store\.db is empty: .*; fill it: splunk-profiler collect --store .*store\.db"
+    ):
+        LiveStore(path)
     store_with_part(path)
     assert LiveStore(path).recording.count() == 1
     with sqlite3.connect(path) as connection:
