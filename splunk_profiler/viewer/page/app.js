@@ -169,6 +169,7 @@ async function showAll(question) {
   if (question !== asked) return false;
   overview = found;
   if (overview.version !== before) kept.clear();
+  if (value()) set({ value: value() }, false); // else the address would show another when that comes first in new data
   const isEmpty = !overview.values.length, focused = document.activeElement;
   byId("empty").textContent = isGrowing() ? "No samples yet: they appear as soon as a profiled service sends to the "
     + "collector that writes them here. If none come, `splunk-profiler doctor` says why." : "There are no samples in it.";

@@ -359,7 +359,7 @@ def test_facets_narrow_down_and_the_address_keeps_them(page: Page, address: str)
         click(page, f"[data-choice='{choice}']")
     click(page, "#unfilter")
     assert shown(page, "#total") == "7.00 min"
-    assert page.value("location.hash") == "#by=endpoint"
+    assert page.value("location.hash") == "#value=wall&by=endpoint"
     assert page.value("byId('unfilter').hidden")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from browser import Page
-from saved_samples import append, sample_line
+from profile_factory import record_body, small_profile
+from saved_samples import append, profile_line, sample_line
 from viewer_page import IN_BROWSER, act, names_in, shown, shown_on
 
 pytestmark = IN_BROWSER
@@ -106,6 +108,18 @@ def test_a_view_that_opens_takes_the_focus_of_what_opened_it(page: Page, growing
         page.value("document.querySelector('[data-view=top]').focus()")
         act(page, f"{FOCUSED}.click()")
         assert page.value(f"{FOCUSED}.dataset.view") == "top"
+
+
+def test_an_address_keeps_its_value_when_another_comes_first(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(address)
+        assert page.value("location.hash") == "#value=wall"
+        profile = replace(small_profile(), time_ns=6_000_000_000)
+        append(growing, profile_line(record_body(profile)))
+        page.wait("overview.values[0].name === 'cpu'")
+        assert page.value("[location.hash, byId('value').value]") == ["#value=wall", "wall"]
+        page.open(address)
+        assert page.value("location.hash") == "#value=cpu"
 
 
 def test_data_that_does_not_grow_is_not_asked_for_again(page: Page, growing: Path) -> None:

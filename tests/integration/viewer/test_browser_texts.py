@@ -83,9 +83,9 @@ def test_a_time_in_the_address_that_is_none_is_left_out(page: Page, address: str
     page.open(f"{address}#until=1e9&since=abc&compare=time&b.since={1 << 63}&b.until={'9' * 20}")
     assert page.value("byId('problem').hidden")
     assert shown(page, "#total") == "7.00 min"
-    assert page.value("[...state.keys()]") == ["compare"]
+    assert page.value("[...state.keys()]") == ["compare", "value"]
     act(page, "location.hash = '#since=-5&view=top'")
-    assert page.value("String(state)") == "view=top"
+    assert page.value("String(state)") == "view=top&value=wall"
     page.open(f"{address}#since={(1 << 63) - 1}&until=1")
     assert page.value("byId('problem').hidden")
     assert page.value("byId('empty').hidden") is False
