@@ -22,7 +22,7 @@ from soak.collector import Collector
 from soak.plan import FULL_S, MAX_CONCURRENT, SCENARIOS, Scenario, allot_seconds
 from soak.runner import Report, Run
 
-QUICK_S = 40.0
+QUICK_S = 20.0
 QUICK = (
     *("fork_storm text native", "outages pprof native", "exporter_faults text native"),
     *("thread_churn text native", "span_churn pprof native"),
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="WORD", help="only scenarios with these words in their names")
     parser.add_argument("--seconds", type=float, default=FULL_S, help="how long it may take")
-    parser.add_argument("--quick", action="store_true", help="a part of it, in about a minute")
+    parser.add_argument("--quick", action="store_true", help="a part of it, in about half a minute")
     arguments = parser.parse_args()
     seconds = QUICK_S if arguments.quick else arguments.seconds
     chosen = tuple(
