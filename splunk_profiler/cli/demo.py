@@ -122,6 +122,7 @@ class _Demo:
             env = {
                 **own_env,
                 "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{address}",
+                "OTEL_SERVICE_NAME": "shop",  # as the shop says too, but on a busy machine too late
                 "SHOP_DATABASE": str(self._directory / "shop.sqlite3"),
             }
             with self._run_service("service", "the service", "text", interval_ms, env) as (service, port):
