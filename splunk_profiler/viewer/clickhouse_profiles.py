@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splunk_profiler.viewer.clickhouse_tables import Found, Part, Period, SampleTable, split_sender
+from splunk_profiler.viewer.model import name_value
 from splunk_profiler.viewer.profile_messages import Place, kind_and_distribution
 from splunk_profiler.viewer.records import SENDER_ATTRIBUTES, UNKNOWN_SERVICE, RecordReader
 
@@ -31,15 +32,14 @@ class _Samples(Found):
             sender, (name, is_kept, trace, span, hash_, *described, sum_) = split_sender(row)
             has_all_ids &= bool(is_kept)
             thread, kind, unit, period_kind, period_unit, period = described
-            values = {kind or "samples": (int(sum_), unit)}
+            values = {kind or "samples": (int(sum_), "count" if unit in _COUNTS else unit)}
             if unit in _COUNTS and period_kind:
                 values.setdefault(period_kind, (int(sum_) * int(period), period_unit))
-            reader.recording.units.update((each, of) for each, (_, of) in values.items())
             reader.add_stack(
                 sender,
                 stacks.get(hash_, unknown),
                 int(step_ns),
-                {each: value for each, (value, _) in values.items()},
+                {name_value(reader.recording.units, each, of): value for each, (value, of) in values.items()},
                 thread=thread,
                 state="",
                 span=(trace, span),

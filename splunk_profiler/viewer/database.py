@@ -147,6 +147,12 @@ def read_facets(content: str) -> Facets:
     return facets._replace(labels=tuple((name, value) for name, value in facets.labels))
 
 
+def read_units(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the unit of each value."""
+    stored = connection.execute("SELECT name, unit FROM units")
+    return {json.loads(name): json.loads(unit) for name, unit in stored}
+
+
 def damaged(path: Path, error: Exception) -> SourceError:
     """Return the error for a store whose content is not what was written."""
     return SourceError(f"{path} is damaged ({error}); what is whole in it: sqlite3 {path} .recover")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from splunk_profiler.viewer.columns import Columns, is_span_key
-from splunk_profiler.viewer.database import UNREADABLE, damaged, explained, open_for_reading, read_facets
+from splunk_profiler.viewer.database import UNREADABLE, damaged, explained, open_for_reading, read_facets, read_units
 from splunk_profiler.viewer.model import Selection, Span
 from splunk_profiler.viewer.parts import unpack
 from splunk_profiler.viewer.recording import Recording
@@ -98,8 +98,7 @@ class LiveStore(Source):
         )
         self._stacks = self._extended("stacks", "frames", self._stacks, self._add_stack)
         self._facets = self._extended("facets", "content", self._facets, lambda text: add.facets_id(read_facets(text)))
-        for name, unit in self._connection.execute("SELECT name, unit FROM units"):
-            add.units[json.loads(name)] = json.loads(unit)
+        add.units.update(read_units(self._connection))
         self._read_parts()
         self._read_requests()
         ((unread,),) = self._connection.execute("SELECT coalesce(sum(count), 0) FROM unread")

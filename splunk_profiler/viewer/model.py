@@ -65,6 +65,13 @@ def facet_value(facets: Facets, name: str) -> str:
     return value
 
 
+def name_value(units: dict[str, str], name: str, unit: str) -> str:
+    """Return the name of a value, which is added to `units`; with its unit if others of that name have another."""
+    while units.setdefault(name, unit) != unit:
+        name = f"{name} ({unit})"
+    return name
+
+
 class Span(NamedTuple):
     """A span of a trace: of a version of a service, with the ids of stacks that a host profiler saw in it."""
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.dumps import Dump, parse
-from splunk_profiler.viewer.model import UNKNOWN_SPAN, Facets, Sample, Span, SpanKey
+from splunk_profiler.viewer.model import UNKNOWN_SPAN, Facets, Sample, Span, SpanKey, name_value
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -108,6 +108,7 @@ class RecordReader:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
+        recording.units.update(_TEXT_UNITS)
         self.unread = 0
         self._stacks: dict[bytes, Stack] = {}  # by the digest of their text
         self.span_names: dict[SpanKey, str] = {}
@@ -152,7 +153,9 @@ class RecordReader:
         try:
             time_ns = parse_time(message.time_nanos)
             texts = list(message.string_table)
-            units = {texts[each.type]: texts[each.unit] for each in message.sample_type}
+            values = [
+                name_value(self.recording.units, texts[each.type], texts[each.unit]) for each in message.sample_type
+            ]
             places = read_places(message)
             frames = {location: b"".join(map(self._pack, reversed(lines))) for location, lines in places.items()}
             samples = [
@@ -160,14 +163,13 @@ class RecordReader:
                     b"".join(frames[location] for location in reversed(sample.location_id)),
                     places[sample.location_id[0]] if sample.location_id else [],
                     {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
-                    dict(zip(units, sample.value, strict=True)),
+                    dict(zip(dict.fromkeys(values), sample.value, strict=True)),
                 )
                 for sample in message.sample
             ]
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
-        self.recording.units.update(units)
-        if any(name.startswith(IN_USE) for name in units):
+        if any(name.startswith(IN_USE) for name in values):
             self.recording.note_heap(sender.process, time_ns, message.duration_nanos)
         for packed, leaf, labels, weights in samples:
             named = {key: value for key, value in labels.items() if isinstance(value, str)}
@@ -193,7 +195,6 @@ class RecordReader:
             DumpError: the body is not a call stack.
         """
         dump = parse(body)
-        self.recording.units.update(_TEXT_UNITS)
         state = "running" if dump.running else "waiting"
         return Text(self._stack_of(body.partition("\n")[2], dump), dump.thread_name, state)
 

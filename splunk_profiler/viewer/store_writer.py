@@ -29,9 +29,10 @@ from splunk_profiler.viewer.database import (
     explained,
     open_for_writing,
     read_facets,
+    read_units,
     transaction,
 )
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, UNKNOWN_SPAN, Facets, SpanKey
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, UNKNOWN_SPAN, Facets, SpanKey, name_value
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import Recording
@@ -167,6 +168,7 @@ class StoreWriter:
     def _store(self, batch: Sequence[int], names: Mapping[SpanKey, str], until_ns: int) -> list[Exception]:
         """Make parts of requests; those that cannot be are counted and dropped, and it returns why."""
         reader = RecordReader(Recording())
+        reader.recording.units.update(read_units(self._keeping))
         try:
             for place in batch:
                 reader.add_request(self._line(place))
@@ -195,16 +197,19 @@ class StoreWriter:
         functions = [self._place("functions", list(function)) for function in recording.functions]
         stacks = self._stack_places(recording, np.array(functions, np.int32))
         facets = np.array([self._place("facets", list(each)) for each in recording.facets], np.int32)
+        units = read_units(self._keeping)
+        names = {name: name_value(units, name, unit) for name, unit in recording.units.items()}
         for columns in recording.columns():
             count = columns.rows_between(None, until_ns).stop
             unread += len(columns) - count
             edges = np.flatnonzero(np.diff(columns.time_ns[:count] // HOUR_NS)) + 1
             for first, last in pairwise([0, *edges.tolist(), count]):
                 some = rows_of(columns, slice(first, last))
-                self._insert(replace(some, stack=stacks[some.stack], facets=facets[some.facets]))
+                weights = {names[name]: each for name, each in some.weights.items()}
+                self._insert(replace(some, stack=stacks[some.stack], facets=facets[some.facets], weights=weights))
         self._keeping.executemany(
             "INSERT OR REPLACE INTO units VALUES (?, ?)",
-            [(_json(name), _json(unit)) for name, unit in recording.units.items() if name in recording.values],
+            [(_json(names[name]), _json(unit)) for name, unit in recording.units.items() if name in recording.values],
         )
         unread += add_spans(self._keeping, recording.spans, until_ns)
         if unread:

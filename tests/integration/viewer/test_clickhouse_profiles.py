@@ -54,13 +54,19 @@ def test_samples_of_host_profilers_are_read_from_the_table_of_profiles(database:
         profile_row("/usr/lib/libc.so.6", "PyEval /src/ceval.c 900", main, time_ns=time_ns, ServiceName=""),
         profile_row(time_ns=time_ns, SampleType="off_cpu", SampleUnit="nanoseconds", PeriodType="", Values=[700]),
         profile_row(time_ns=time_ns, SampleType="cpu", SampleUnit="nanoseconds", Values=[20]),
+        profile_row(time_ns=time_ns, SampleType="wall", SampleUnit="microseconds", Values=[3]),
     ]
     database.insert_rows("otel_profiles", rows)
     database.insert([span_line("GET /", times_ns=(time_ns, time_ns + 10**9))])
     shown = ClickHouse(database.address, database.environment, table="otel_profiles")
     found, cpu = shown.recording, Selection("cpu")
-    assert found.units == {"samples": "count", "cpu": "nanoseconds", "off_cpu": "nanoseconds"}
-    assert found.count() == 5  # equal ones of a step are one
+    assert {name: found.units[name] for name in found.values} == {
+        "samples": "count",
+        "cpu": "nanoseconds",
+        "off_cpu": "nanoseconds",
+        "wall (microseconds)": "microseconds",  # those of samples as text are nanoseconds
+    }
+    assert found.count() == 6  # equal ones of a step are one
     assert found.weights(SAMPLES).sum() == 3 + 9 + 1 + 1
     assert found.weights(cpu).sum() == 14 * 50_000_000 + 20
     assert found.weights(Selection("off_cpu")).sum() == 700

@@ -13,13 +13,16 @@ from saved_samples import profile_line, sample_line, span_line
 from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
-from splunk_profiler.viewer.model import Selection
+from splunk_profiler.viewer.model import HOUR_NS, Selection
+from splunk_profiler.viewer.recording import Recording
 
 
-def profile(value: str = "samples", *, time_ns: int = 5, duration_ns: int = 1, weight: int = 1) -> ProfileMessage:
+def profile(
+    value: str = "samples", unit: str = "count", *, time_ns: int = 5, duration_ns: int = 1, weight: int = 1
+) -> ProfileMessage:
     """A profile of a sample in `main`, with one value."""
     message = ProfileMessage(
-        string_table=["", value, "count", "main", "main.py"], time_nanos=time_ns, duration_nanos=duration_ns
+        string_table=["", value, unit, "main", "main.py"], time_nanos=time_ns, duration_nanos=duration_ns
     )
     message.sample_type.add(type=1, unit=2)
     message.function.add(id=1, name=3, filename=4)
@@ -81,3 +84,57 @@ def test_a_profile_that_says_it_lasted_for_ever_leaves_what_is_in_use(tmp_path: 
     files.refresh()
     assert files.recording.weights(in_use).sum() == 10
     assert files.recording.timeline(in_use, "service", 10).series[0].weights == [5]
+
+
+def sums_by_unit(recording: Recording) -> dict[tuple[str, str], int]:
+    """Return the sum of each value, by its name and its unit."""
+    return {(name, recording.units[name]): recording.weights(Selection(name)).sum() for name in recording.values}
+
+
+def test_values_of_one_name_with_other_units_are_kept_apart(tmp_path: Path) -> None:
+    given = [("delay", "nanoseconds", 500), ("delay", "microseconds", 7), ("wall", "milliseconds", 3)]
+    lines = [line_of(profile(*described, weight=weight, time_ns=NOON_NS)) for *described, weight in given]
+    lines += [sample_line(time_ns=NOON_NS), joined_lines(lines[1], lines[0])]
+    expected = {
+        ("delay", "nanoseconds"): 1000,
+        ("delay (microseconds)", "microseconds"): 14,
+        ("wall (milliseconds)", "milliseconds"): 3,
+        ("wall", "nanoseconds"): 10**9,
+        ("samples", "count"): 1,
+    }
+    (tmp_path / "logs.jsonl").write_text("".join(lines), "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert sums_by_unit(files.recording) == expected
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        for line in lines:  # each is a batch of its own
+            put(writer, line)
+            waiting = sums_by_unit(LiveStore(path).recording)
+            writer.keep_up(NOON_NS, hold_ns=0)
+            assert sums_by_unit(LiveStore(path).recording) == waiting
+        assert waiting == expected
+        writer.keep_up(NOON_NS + 2 * HOUR_NS)
+    assert sums_by_unit(LiveStore(path).recording) == expected
+
+
+def test_files_with_another_unit_are_kept_apart_in_their_store(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        for unit in ("nanoseconds", "microseconds", "nanoseconds"):
+            (tmp_path / "delay.pprof").write_bytes(profile("delay", unit, time_ns=NOON_NS).SerializeToString())
+            files = LiveFiles(tmp_path)
+            files.refresh()
+            writer.add(files.recording)
+    expected = {("delay", "nanoseconds"): 2, ("delay (microseconds)", "microseconds"): 1}
+    assert sums_by_unit(LiveStore(path).recording) == expected
+
+
+def test_a_profile_with_one_value_twice_is_an_unread_record(tmp_path: Path) -> None:
+    odd = profile()
+    odd.sample_type.add(type=1, unit=2)
+    odd.sample[0].value.append(1)
+    (tmp_path / "odd.pprof").write_bytes(odd.SerializeToString())
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert (files.unread, files.recording.values) == (1, set())
