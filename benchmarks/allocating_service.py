@@ -2,12 +2,15 @@
 
     python benchmarks/allocating_service.py api|loop CASE TURNS SECONDS PACKAGES
 
-Prints one line of JSON: CPU time and time per request in each turn, and what memory the profiler added before them.
-PACKAGES is a folder, for imports that this environment has not got.
+Prints one line of JSON, an `allocations.Seen`. PACKAGES is a folder, for imports that this environment has not got.
 
 The API is FastAPI on uvicorn, traced with OpenTelemetry. Clients in another process send orders over HTTP, which it
 validates, prices and answers. Its spans pass a batch processor and are discarded: sending them would be work in which
-Python allocates little. CPU time is that of the whole process, from the end of one request to the end of another.
+Python allocates little.
+
+Turns show what the profiler costs the thread that serves. They are short, because the machine changes within seconds.
+What the profiler's own threads do comes seldom, and is measured in a stretch before the turns: it is a share of CPU
+time, which does not depend on how fast the machine is. All is measured from the end of one request to that of another.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from pydantic import BaseModel
 
 CLIENTS = 2  # so that one's next order waits while the other's is served
 REQUEST_TIMEOUT_S = 30
-WARM_UP_TURNS = 10
+STRETCH_TURNS = 50
 ITEMS = [{"id": i, "name": f"item {i}", "price": i * 1.5, "count": i % 5, "tags": ["a", "b"]} for i in range(40)]
 ORDER = json.dumps({"customer": "someone", "items": ITEMS})
 
@@ -43,31 +46,33 @@ Switch = Callable[[], object]
 
 
 class Progress(NamedTuple):
-    """The requests served so far, and CPU time and clock at the end of the last one."""
+    """The requests served, and at the end of the last one: clock, CPU time of the process and of the serving thread."""
 
     served: int
-    cpu_s: float
     at_s: float
+    process_s: float
+    serving_s: float
 
 
 class Workload(ABC):
     """What is measured; `progress` is how far it has come."""
 
-    progress = Progress(0, 0.0, 0.0)
+    progress = Progress(0, 0.0, 0.0, 0.0)
 
     @abstractmethod
     def run(self, seconds: float) -> None:
         """Serve for that long, and at least one request."""
 
     def count_request(self) -> None:
-        self.progress = Progress(self.progress.served + 1, time.process_time(), time.perf_counter())
+        served = self.progress.served + 1
+        self.progress = Progress(served, time.perf_counter(), time.process_time(), time.thread_time())
 
-    def measure(self, seconds: float) -> tuple[float, float]:
-        """Serve; return the CPU time and the time of a request."""
-        before = self.progress
+    def measure(self, seconds: float) -> Progress:
+        """Serve; return how far it came."""
+        served, *times = self.progress
         self.run(seconds)
-        served, cpu_s, passed_s = (now - then for now, then in zip(self.progress, before, strict=True))
-        return cpu_s / served, passed_s / served
+        at_s, process_s, serving_s = (now - then for now, then in zip(self.progress[1:], times, strict=True))
+        return Progress(self.progress.served - served, at_s, process_s, serving_s)
 
 
 class JsonLoop(Workload):
@@ -218,14 +223,19 @@ def peak_mib() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
-def main(workload: Workload, case: str, turns: int, seconds: float) -> None:
-    """Take pairs of turns; what comes first alternates."""
-    workload.run(WARM_UP_TURNS * seconds)
-    before_mib = peak_mib()
+def measure_other_threads(workload: Workload, seconds: float) -> float:
+    """Return the CPU time of the threads that do not serve, as a share of that of the one that does."""
+    workload.run(STRETCH_TURNS * seconds)
+    seen = workload.measure(STRETCH_TURNS * seconds)
+    return seen.process_s / seen.serving_s - 1
+
+
+def measure_case(workload: Workload, case: str, turns: int, seconds: float) -> dict[str, object]:
+    """Measure a stretch without the profiler and one with it, then pairs of turns; what comes first alternates."""
+    others_without, mib_without = measure_other_threads(workload, seconds), peak_mib()
     on, off = CASES[case]()
     on()
-    workload.run(WARM_UP_TURNS * seconds)
-    added_mib, state = peak_mib() - before_mib, on
+    others_with, mib_with, state = measure_other_threads(workload, seconds), peak_mib(), on
     found: dict[Switch, list[tuple[float, float]]] = {on: [], off: []}
     for turn in range(turns):
         for switch in (off, on) if turn % 2 else (on, off):
@@ -233,10 +243,17 @@ def main(workload: Workload, case: str, turns: int, seconds: float) -> None:
                 switch()
                 state = switch
             workload.run(seconds / 5)
-            found[switch].append(workload.measure(seconds))
-    print(json.dumps({"turns_on": found[on], "turns_off": found[off], "added_mib": added_mib}))
+            seen = workload.measure(seconds)
+            found[switch].append((seen.at_s / seen.served, seen.serving_s / seen.served))
+    return {
+        "turns_on": found[on],
+        "turns_off": found[off],
+        "other_threads": others_with - others_without,
+        "added_mib": mib_with - mib_without,
+    }
 
 
 if __name__ == "__main__":
     sys.path.append(sys.argv[5])
-    main(JsonApi() if sys.argv[1] == "api" else JsonLoop(), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    measured = JsonApi() if sys.argv[1] == "api" else JsonLoop()
+    print(json.dumps(measure_case(measured, sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))))
