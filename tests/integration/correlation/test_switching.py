@@ -111,7 +111,7 @@ def test_a_module_that_is_still_being_loaded_is_left_to_the_linker(tmp_path: Pat
 
 
 def test_hooks_may_come_and_go_in_eight_threads_while_others_switch() -> None:
-    with Target("switch_storm.py", "100", env={"PYTHONPATH": PATH}) as target:
+    with Target("switch_storm.py", "30", env={"PYTHONPATH": PATH}) as target:
         target.line("ready")
         assert target.finish(timeout_s=240) == 0
         target.line("ok")
