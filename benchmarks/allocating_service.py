@@ -25,6 +25,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import quantiles
 from typing import NamedTuple
 
 import uvicorn
@@ -55,21 +56,30 @@ class Progress(NamedTuple):
 
 
 class Workload(ABC):
-    """What is measured; `progress` is how far it has come."""
+    """What is measured.
 
-    progress = Progress(0, 0.0, 0.0, 0.0)
+    Attributes:
+        progress: how far it has come.
+        request_cpu_s: CPU time of the serving thread for each request since the last `measure` began.
+    """
+
+    def __init__(self) -> None:
+        self.progress = Progress(0, 0.0, 0.0, 0.0)
+        self.request_cpu_s: list[float] = []
 
     @abstractmethod
     def run(self, seconds: float) -> None:
         """Serve for that long, and at least one request."""
 
     def count_request(self) -> None:
-        served = self.progress.served + 1
-        self.progress = Progress(served, time.perf_counter(), time.process_time(), time.thread_time())
+        last = self.progress
+        self.progress = Progress(last.served + 1, time.perf_counter(), time.process_time(), time.thread_time())
+        self.request_cpu_s.append(self.progress.serving_s - last.serving_s)
 
     def measure(self, seconds: float) -> Progress:
         """Serve; return how far it came."""
         served, *times = self.progress
+        self.request_cpu_s.clear()
         self.run(seconds)
         at_s, process_s, serving_s = (now - then for now, then in zip(self.progress[1:], times, strict=True))
         return Progress(self.progress.served - served, at_s, process_s, serving_s)
@@ -119,6 +129,7 @@ class JsonApi(Workload):
     """A service of one thread, and its clients; both end with the process."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._has_served = threading.Event()
         listener = socket.create_server(("127.0.0.1", 0))
         for _ in range(CLIENTS):
@@ -237,6 +248,7 @@ def measure_case(workload: Workload, case: str, turns: int, seconds: float) -> d
     on()
     others_with, mib_with, state = measure_other_threads(workload, seconds), peak_mib(), on
     found: dict[Switch, list[tuple[float, float]]] = {on: [], off: []}
+    requests: dict[Switch, list[float]] = {on: [], off: []}
     for turn in range(turns):
         for switch in (off, on) if turn % 2 else (on, off):
             if switch is not state:
@@ -245,9 +257,12 @@ def measure_case(workload: Workload, case: str, turns: int, seconds: float) -> d
             workload.run(seconds / 5)
             seen = workload.measure(seconds)
             found[switch].append((seen.at_s / seen.served, seen.serving_s / seen.served))
+            requests[switch] += workload.request_cpu_s
     return {
         "turns_on": found[on],
         "turns_off": found[off],
+        "least_on": quantiles(requests[on], n=10)[0],
+        "least_off": quantiles(requests[off], n=10)[0],
         "other_threads": others_with - others_without,
         "added_mib": mib_with - mib_without,
     }
