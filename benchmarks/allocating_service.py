@@ -9,8 +9,9 @@ validates, prices and answers. Its spans pass a batch processor and are discarde
 Python allocates little.
 
 Turns show what the profiler costs the thread that serves. They are short, because the machine changes within seconds.
-What the profiler's own threads do comes seldom, and is measured in a stretch before the turns: it is a share of CPU
-time, which does not depend on how fast the machine is. All is measured from the end of one request to that of another.
+What the profiler's own threads do comes seldom, and is measured in a stretch before the turns. Where other processes
+keep the machine busy its share is too large: these threads wake up by the clock, while fewer requests are served. All
+is measured from the end of one request to that of another.
 """
 
 from __future__ import annotations
