@@ -20,7 +20,7 @@ import numpy as np
 from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.system.printable import printable
 from splunk_profiler.viewer.model import Function
-from splunk_profiler.viewer.stacks import WeightedStacks
+from splunk_profiler.viewer.stacks import Numbers, WeightedStacks
 
 PAGE_FILES = {
     "index.html": "text/html",
@@ -35,8 +35,7 @@ PAGE_FILES = {
     "app.js": "text/javascript",
 }
 
-_GZIP_LEVEL = 6  # takes half the time of level 9
-_LINE_BITS = 32
+_GZIP_LEVEL = 1  # takes half the time of level 6 for a fiftieth more bytes
 _SPEEDSCOPE_UNITS = {"nanoseconds": "nanoseconds", "bytes": "bytes"}
 
 
@@ -89,25 +88,45 @@ def pprof(
 
     message.sample_type.add(type=string(value), unit=string(unit))
     mappings = {"python": 1}  # the first one names the profile
-    pairs = stacks.functions.astype(np.int64) << _LINE_BITS | stacks.lines
-    numbers, locations = np.unique(pairs, return_inverse=True)
-    for stack, weight in zip(stacks.of_each(locations + 1), stacks.weights.tolist(), strict=True):
+    locations, used = _locations(stacks, len(functions))
+    for stack, weight in zip(stacks.of_each(locations), stacks.weights.tolist(), strict=True):
         message.sample.add(location_id=stack[::-1], value=[weight])
-    used = []
-    for location, number in enumerate(numbers.tolist(), 1):
-        function_id, line = number >> _LINE_BITS, number & ((1 << _LINE_BITS) - 1)
-        used.append(function_id)
+    for location, function_id, line in used:
         mapping = mappings.setdefault(functions[function_id].kind or "python", len(mappings) + 1)
         message.location.add(id=location, mapping_id=mapping).line.add(function_id=function_id + 1, line=line)
     for kind, mapping in mappings.items():
         entry = message.mapping.add(id=mapping, filename=string(kind))
         entry.has_functions = entry.has_filenames = entry.has_line_numbers = True
-    for function_id in dict.fromkeys(used):
+    for function_id in dict.fromkeys(function_id for _, function_id, _ in used):
         function = functions[function_id]
         name = string(function.name)
         message.function.add(id=function_id + 1, name=name, system_name=name, filename=string(function.file))
     message.string_table.extend(text.encode(errors="replace").decode() for text in strings)
     return gzip.compress(message.SerializeToString(), _GZIP_LEVEL, mtime=0)
+
+
+def _locations(stacks: WeightedStacks, count: int) -> tuple[Numbers, list[tuple[int, int, int]]]:
+    """Return the location of each frame, which is a number, and for each location that, its function and its line.
+
+    A function has one for each line from its first to its last: to number only those that frames have would take as
+    long as all else.
+
+    Args:
+        stacks: the frames.
+        count: of all functions.
+    """
+    # Of the type of the lines: any other takes thirty times as long.
+    first, last = np.full(count, np.iinfo(np.int32).max, np.int32), np.full(count, -1, np.int32)
+    np.minimum.at(first, stacks.functions, stacks.lines)
+    np.maximum.at(last, stacks.functions, stacks.lines)
+    starts = np.cumsum(np.append(1, np.maximum(0, last.astype(np.int64) - first + 1)))
+    offsets = starts[:-1] - first
+    locations = offsets[stacks.functions] + stacks.lines
+    in_order = np.sort(locations)
+    used = in_order[np.diff(in_order, prepend=0) > 0]
+    functions = np.searchsorted(starts, used, "right") - 1
+    columns = used, functions, used - offsets[functions]
+    return locations, list(zip(*(each.tolist() for each in columns), strict=True))
 
 
 def html(data: dict[str, Any]) -> str:

@@ -67,6 +67,21 @@ def test_pprof_is_read_as_it_was_written() -> None:
     assert [message.string_table[each.type] for each in message.sample_type] == ["cpu"]
 
 
+def test_pprof_has_each_line_of_a_function_once_however_far_apart() -> None:
+    far = (1 << 31) - 1
+    lines = [(1, far), (3, 0), (3, far), (1, 0), (3, 7), (1, far)]
+    functions = [Function(name, f"/{name}.py", "application") for name in ("unused", "one", "unused too", "other")]
+    stacks = weighted(
+        (1, [each for line in lines[:4] for each in line]), (2, [each for line in lines for each in line])
+    )
+    message = ProfileMessage.FromString(gzip.decompress(pprof(stacks, functions, "cpu", "nanoseconds", (0, 0))))
+    places = {place: (each.function, each.line) for place, (each,) in read_places(message).items()}
+    assert sorted(places.values()) == sorted((functions[function].name, line) for function, line in set(lines))
+    found = [[places[location] for location in reversed(sample.location_id)] for sample in message.sample]
+    named = [(functions[function].name, line) for function, line in lines]
+    assert found == [named[:4], named]
+
+
 def test_one_file_has_all_in_it_and_allows_nothing_else() -> None:
     data = {"name": "</script><script>alert(1)</script><!--"}
     page = html(data)
