@@ -21,8 +21,9 @@ CREATE TABLE first_spans (
 ) WITHOUT ROWID;
 {_INDEX};
 """
+_NO_VERSION = "'\"\"'"  # in SQL
 _ADD_VERSIONS = f"""
-ALTER TABLE first_spans ADD COLUMN version TEXT DEFAULT '""';
+ALTER TABLE first_spans ADD COLUMN version TEXT DEFAULT {_NO_VERSION};
 DROP INDEX first_spans_by_time;
 {_INDEX};
 """
@@ -36,7 +37,7 @@ def upgrade(connection: sqlite3.Connection) -> None:
 
     Spans that are there have no version.
     """
-    columns = connection.execute("PRAGMA table_info(first_spans)").fetchall()
+    columns = _columns(connection)
     for statement in (_ADD_VERSIONS if columns else SCHEMA).split(";"):
         connection.execute(statement)
     if not columns:
@@ -103,7 +104,8 @@ def count_stored_requests(
     check_request_filters(selection)
     stored = {trace: read_spans(connection, trace) for trace in added if is_span_key((trace, ""))}
     together = {trace: {**stored.get(trace, {}), **spans} for trace, spans in added.items()}
-    if not _has_versions(connection):
+    columns = _columns(connection)
+    if not columns:
         stored = {trace: read_spans(connection, trace) for trace in _traces(connection)}
         return count_requests({**stored, **together}, selection)
     until_ns = (1 << 63) - 1 if selection.until_ns is None else selection.until_ns
@@ -112,14 +114,15 @@ def count_stored_requests(
     for name, values in selection.filters.items():
         texts = [each for each in values if is_span_key((each, ""))] if name == TRACE else [*map(json.dumps, values)]
         parameters += texts
-        conditions.append(f"{_COLUMNS[name]} IN ({', '.join('?' * len(texts))})")
+        column = _COLUMNS[name] if _COLUMNS[name] in columns else _NO_VERSION
+        conditions.append(f"{column} IN ({', '.join('?' * len(texts))})")
     ((count,),) = connection.execute(f"SELECT count(*) FROM first_spans WHERE {' AND '.join(conditions)}", parameters)
     return int(count) + count_requests(together, selection) - count_requests(stored, selection)
 
 
-def _has_versions(connection: sqlite3.Connection) -> bool:
-    """Return False for a store of an older format that no writer has brought up to date."""
-    return any(name == "version" for _, name, *_ in connection.execute("PRAGMA table_info(first_spans)"))
+def _columns(connection: sqlite3.Connection) -> set[str]:
+    """Return the columns of first spans: fewer or none in a store of an older format that no writer has upgraded."""
+    return {name for _, name, *_ in connection.execute("PRAGMA table_info(first_spans)")}
 
 
 def _traces(connection: sqlite3.Connection) -> list[str]:
