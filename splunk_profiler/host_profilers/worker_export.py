@@ -6,10 +6,12 @@ The worker thread is the correlator's. It runs the application's code, which may
 from __future__ import annotations
 
 import _thread
+import time
+from math import inf
 from typing import Any
 
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
-from splunk_profiler.system.threads import OwnedLock
+from splunk_profiler.system.threads import OwnedLock, wait_until
 
 
 class ForwardingError(Exception):
@@ -26,9 +28,12 @@ class WorkerExport:
         self._count = 0  # calls that have ended
         self._stuck_count = -1  # `_count` at the last `mark_stuck`
         self._fork_timeout_count = -1  # `_count` when a fork last waited in vain
+        self._fork_deadline_s = 0.0  # until when no call begins, as a fork waits for the one before
 
     def export(self, wrapped: WrappedProcessor, span: Any) -> None:
         """Give `span` to its exporter, on the worker thread; `ForwardingError` if it raised what ends a thread."""
+        # Between two calls the lock is free for microseconds, which a fork that looks now and then would never see.
+        wait_until(lambda: time.monotonic() >= self._fork_deadline_s, inf)
         with self._lock:
             self._worker_ident = _thread.get_ident()
             self.processor = wrapped
@@ -64,10 +69,12 @@ class WorkerExport:
         """
         if self.is_this_thread_exporting or (self.processor is not None and self._count == self._fork_timeout_count):
             return
+        self._fork_deadline_s = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout_s):
             self._fork_timeout_count = self._count
 
     def release_after_fork(self) -> None:
         """Allow calls again, in the parent."""
+        self._fork_deadline_s = 0.0
         if not self.is_this_thread_exporting:
             self._lock.release()

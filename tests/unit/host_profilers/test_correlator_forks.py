@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from typing import Any
 
 import pytest
 from correlator_bench import WAIT_S, CorrelatorBench
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+from splunk_profiler.system.threads import wait_until
 
 
 class Locking(SpanProcessor):
@@ -65,6 +69,37 @@ def test_fork_waits_for_exporters_on_our_thread_and_no_export_begins(
     processor.go_on.release()
     bench.provider.force_flush()
     assert processor.ended == ["one", "two"]
+
+
+def test_no_export_begins_while_a_fork_waits_for_the_one_before(
+    locking: tuple[CorrelatorBench, Locking],
+) -> None:
+    bench, processor = locking
+    for name in ("one", "two", "three"):
+        bench.tracer.start_span(name).end()
+    assert processor.entered.acquire(timeout=WAIT_S)
+    found: list[list[str]] = []
+
+    def fork() -> None:
+        bench.correlator.hold_for_fork(WAIT_S)
+        found.append(processor.ended.copy())
+        bench.correlator.release_after_fork()
+
+    forking = threading.Thread(target=fork)
+    forking.start()
+    assert wait_until(lambda: "wait_until" in functions_of(forking), WAIT_S)
+    for _ in range(3):
+        processor.go_on.release()
+    forking.join(WAIT_S)
+    assert found == [["one"]]
+    bench.provider.force_flush()
+    assert processor.ended == ["one", "two", "three"]
+
+
+def functions_of(thread: threading.Thread) -> list[str]:
+    """Return the names of the functions on the stack of a thread."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return [each.f_code.co_name for each, _ in traceback.walk_stack(frame)] if frame else []
 
 
 def test_hanging_exporter_delays_one_fork_and_no_later_one(
