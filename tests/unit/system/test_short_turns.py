@@ -11,7 +11,7 @@ import pytest
 from splunk_profiler.system.short_turns import ShortTurns
 
 
-@pytest.fixture(params=[0.005, 0.00123, 0.02], autouse=True)
+@pytest.fixture(params=[0.005, 0.00123, 0.02, 0.00005], autouse=True)
 def before_s(request: pytest.FixtureRequest) -> Iterator[float]:
     original_s = sys.getswitchinterval()
     sys.setswitchinterval(request.param)
