@@ -19,6 +19,7 @@ _POLL_INTERVAL_S = 0.005
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 
 class ActivationCheck:
@@ -94,10 +95,7 @@ class ForkGate:
 
     def __exit__(self, *_: object) -> None:
         """End a start."""
-        if (own := _current_thread_ids()) in self._starting_threads:
-            self._starting_threads.remove(own)
-            if own not in self._starting_threads:
-                self._admitted_threads.discard(own[0])
+        self._forget(_current_thread_ids())
 
     def _before_fork(self) -> None:
         """Wait until no other thread is in a start, and let no start begin."""
@@ -107,7 +105,7 @@ class ForkGate:
         self._forking_threads.append(own)
         last_used_ns: list[int] = []
         last_progress_s = 0.0
-        while others := [native_id for ident, native_id in self._starting_threads.copy() if ident != own]:
+        while others := self._find_others_starting(own):
             now, used_ns = time.monotonic(), [_read_thread_cpu_ns(native_id) for native_id in others]
             if used_ns != last_used_ns:
                 last_used_ns, last_progress_s = used_ns, now
@@ -116,6 +114,26 @@ class ForkGate:
             time.sleep(_POLL_INTERVAL_S)
         if self._profiler_before_fork is not None:
             self._profiler_before_fork()
+
+    def _find_others_starting(self, own: int) -> list[int]:
+        """Return the native ids of other threads in a start; forget those that a signal handler has thrown out of it.
+
+        A handler may raise before the first line of `__exit__`. Such a thread has no function of ours on its stack.
+        """
+        frames = sys._current_frames()
+        found = []
+        for ids in self._starting_threads.copy():
+            if ids[0] != own and (own not in frames or _is_in_package(frames.get(ids[0]))):  # or idents are greenlets'
+                found.append(ids[1])
+            elif ids[0] != own:
+                self._forget(ids)
+        return found
+
+    def _forget(self, ids: tuple[int, int]) -> None:
+        if ids in self._starting_threads:
+            self._starting_threads.remove(ids)
+            if ids not in self._starting_threads:
+                self._admitted_threads.discard(ids[0])
 
     def _after_fork_in_parent(self) -> None:
         if (own := get_ident()) in self._forking_threads:
@@ -161,6 +179,14 @@ class ForkGate:
 
 def _current_thread_ids() -> tuple[int, int]:
     return get_ident(), get_native_id()
+
+
+def _is_in_package(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == "splunk_profiler":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _read_thread_cpu_ns(native_id: int) -> int:

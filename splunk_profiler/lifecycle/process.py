@@ -48,9 +48,15 @@ _call_handlers = logger.handle
 
 
 def handle_between_forks(record: logging.LogRecord) -> None:
-    """Hand a line to the application's handlers: a child must not inherit their locks from a thread of ours."""
+    """Hand a line to the application's handlers: a child must not inherit their locks from a thread of ours.
+
+    What a handler raises is reported as `logging` reports it of its own: it is no error of who logs.
+    """
     with delaying_forks():
-        _call_handlers(record)
+        try:
+            _call_handlers(record)
+        except Exception:
+            logging.NullHandler().handleError(record)
 
 
 logger.handle = handle_between_forks  # type: ignore[method-assign]
@@ -68,6 +74,7 @@ class ProcessProfiler:
         self._calls = CallQueue()
         self._pid = os.getpid()
         self._has_fork_hooks = False
+        self._has_multiprocessing_hook = False
         self._once_log = OnceLog()
         # By ident of each thread between Python's hooks before and after a fork: the profiler that it holds.
         self._held_by_forking_thread: dict[int, Profiler | None] = {}
@@ -233,7 +240,9 @@ class ProcessProfiler:
         """Register the exits of children that skip `atexit`: those of `multiprocessing` and Celery."""
         util, celery = sys.modules.get("multiprocessing.util"), sys.modules.get("celery.signals")
         if util is not None:
-            util.register_after_fork(self, ProcessProfiler._register_child_exits)
+            if not self._has_multiprocessing_hook:
+                self._has_multiprocessing_hook = True  # in the children as well, which inherit the hook
+                util.register_after_fork(self, ProcessProfiler._register_child_exits)
             if self._finalizer is None or not self._finalizer.still_active():
                 self._finalizer = util.Finalize(None, self._at_exit, exitpriority=-1_000_000)
         if celery is not None:
@@ -268,30 +277,35 @@ class ProcessProfiler:
         """
         if self._pid == os.getpid():
             return  # no fork: the portable walker calls at each attach, while other threads may hold for theirs
-        self._pid = os.getpid()
-        prepare_fork(False)  # of a child of `clone`, which no handler of ours has seen
-        self._has_lost_threads = not is_python_fork
-        self._finalizer = None  # the parent's: it does nothing here
-        self._held_by_forking_thread.clear()
-        self._has_final_settings = False  # the parent's settings hold until a `start` here has others
-        self._calls = CallQueue()  # a lost thread may have been in it
-        self._turns.end()
         with self._guard.catching():
-            if self._runtime_id is not None:
-                self._runtime_id = self._runtime_id.new_for_child()
-            self._sigterm.is_ending = False
-            if self._unfinished is not None:
-                self._abandoned.append(self._unfinished)
-                self._unfinished = None
-            profiler, self._profiler = self._profiler, None
-            if profiler is not None:
-                self._abandoned.append(profiler)  # kept: closing the parent's parts could hang or end it
-                self._profiler_to_restart = profiler
+            try:
+                self._leave_parent()
+            except BaseException:  # of a signal handler
+                self._leave_parent()
+                raise
+            self._has_lost_threads = not is_python_fork
             if not _is_forked_to_exec():
                 self._restart_in_child()
         walker = sys.modules.get("splunk_profiler._walker")
         if walker is not None:
             walker.close_inherited_sockets()  # where nothing was started: the exporter would take the parent for alive
+
+    def _leave_parent(self) -> None:
+        """Keep nothing of the parent's profiler in a forked child but what to start anew; may be called twice."""
+        if self._profiler is not None:
+            self._profiler_to_restart = self._profiler
+        self._abandoned += filter(None, (self._unfinished, self._profiler))  # closing the parent's could hang or end it
+        self._profiler = self._unfinished = None
+        self._pid = os.getpid()  # from here on this process has none
+        prepare_fork(False)  # of a child of `clone`, which no handler of ours has seen
+        self._finalizer = None  # the parent's: it does nothing here
+        self._held_by_forking_thread.clear()
+        self._has_final_settings = False  # the parent's settings hold until a `start` here has others
+        self._calls = CallQueue()  # a lost thread may have been in it
+        self._turns.end()
+        self._sigterm.is_ending = False
+        if self._runtime_id is not None:
+            self._runtime_id = self._runtime_id.new_for_child()
 
     def _restart_in_child(self) -> None:
         """Start in a forked child the profiler of its parent, unless that is done."""
