@@ -44,9 +44,10 @@ class _Layout(Generic[_T]):
         at = self._trace_id
         if at is not None:
             fixed = (*fixed[:at], fixed[at].to_bytes(16, "big"), *fixed[at + 1 :])
-        parts = [self._fixed.pack(*fixed)]
-        parts += [encode(value) for encode, value in zip(self._encoders, record[self._fixed_count :], strict=True)]
-        return b"".join(parts)
+        encoded = self._fixed.pack(*fixed)
+        for encode, value in zip(self._encoders, record[self._fixed_count :], strict=True):
+            encoded += encode(value)
+        return encoded
 
     def decode(self, data: bytes, position: int, end: int) -> tuple[_T, int]:
         after = _check_end(position + self._fixed.size, end)

@@ -27,6 +27,7 @@ from splunk_profiler.stream.records import (
 )
 
 Labels = tuple[tuple[str, str], ...]
+_JSON = json.JSONEncoder(default=str, separators=(",", ":"))
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -173,4 +174,4 @@ class StreamWriter:
 
 def json_object(values: Mapping[str, object]) -> str:
     """Return the text of a field that is a JSON object; values that JSON does not have become texts."""
-    return json.dumps(dict(values), default=str, separators=(",", ":"))
+    return _JSON.encode(dict(values))
