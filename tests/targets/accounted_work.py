@@ -150,8 +150,7 @@ def tasks(ledger: Ledger, seconds: float) -> None:
 
 
 def query_items(seconds: float) -> None:
-    # So that a function of a library is on the stack; on a loaded machine too for as much work.
-    Once().do_once(partial(compute, seconds, time.thread_time))
+    Once().do_once(partial(compute, seconds))  # so that a function of a library is on the stack
 
 
 def many_spans(ledger: Ledger, seconds: float) -> None:
