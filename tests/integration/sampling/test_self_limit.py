@@ -10,7 +10,7 @@ from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
 _PERCENT = 10
-_THREADS, _DEPTH = "40", "80"
+_THREADS, _DEPTH = "40", "20"
 _SLACK_NS = 200_000_000  # some may be saved, or follow from what was captured earlier
 
 
