@@ -292,11 +292,11 @@ class ProcessProfiler:
 
     def _leave_parent(self) -> None:
         """Keep nothing of the parent's profiler in a forked child but what to start anew; may be called twice."""
+        self._pid = os.getpid()
         if self._profiler is not None:
             self._profiler_to_restart = self._profiler
         self._abandoned += filter(None, (self._unfinished, self._profiler))  # closing the parent's could hang or end it
         self._profiler = self._unfinished = None
-        self._pid = os.getpid()  # from here on this process has none
         prepare_fork(False)  # of a child of `clone`, which no handler of ours has seen
         self._finalizer = None  # the parent's: it does nothing here
         self._held_by_forking_thread.clear()
