@@ -3,7 +3,8 @@
  *
  * A `with` statement keeps what it has entered on the frame's stack of values, below those of its body. How many values
  * stay there while an instruction runs is in the code's table of exceptions: CPython drops the others and calls the
- * handler. CPython 3.10 has no such table. Every function here expects the GIL to be held.
+ * handler. CPython 3.10 has no such table. What is entered at the moment is above those, and may have been released
+ * already. Every function here expects the GIL to be held.
  */
 #ifndef SPLUNK_PROFILER_COMPAT_LOCK_COMPAT_H
 #define SPLUNK_PROFILER_COMPAT_LOCK_COMPAT_H
@@ -31,7 +32,8 @@ static inline int compat_stack_index(const PyCodeObject *code, int position)
     return position < 0 || position >= code->co_stacksize ? -1 : code->co_nlocalsplus + position;
 }
 
-/* Return the object at an index of localsplus, borrowed; NULL: there is none. The value must be in use. */
+/* Return the object at an index of localsplus, borrowed; NULL: there is none. If the value is not in use, it is an
+ * address that may be void. */
 static inline PyObject *compat_frame_value(const compat_frame *frame, int index)
 {
 #if PY_VERSION_HEX >= 0x030E0000

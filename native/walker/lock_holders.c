@@ -3,7 +3,7 @@
  * A waiting thread enters a `with` block: its frame has the lock. The thread that holds it is inside of such a block: its
  * frame has the lock's `__exit__` or, from CPython 3.14 on, the lock. An RLock knows its owner. Everything is read in one
  * hold of the GIL, and no Python code runs before the result is made. Only values that the frame keeps are followed, and
- * only objects of exact types of CPython.
+ * only objects of exact types of CPython. What a frame enters may have been freed: it is compared only.
  */
 #include "lock_compat.h"
 
@@ -27,10 +27,11 @@ typedef struct {
 } lock_kinds;
 
 typedef struct {
-    PyObject *lock;  /* borrowed from the frame of a thread that waits for it */
-    size_t waiting;  /* number of these threads */
-    uint64_t holder; /* key */
-    size_t holders;  /* number of threads that seem to hold it: only one can */
+    const PyObject *lock; /* only an address */
+    unsigned long owner;  /* of an RLock; 0: none, or another lock */
+    size_t waiting;       /* number of threads that wait for it */
+    uint64_t holder;      /* key */
+    size_t holders;       /* number of threads that seem to hold it: only one can */
 } wanted_lock;
 
 typedef struct {
@@ -90,26 +91,47 @@ static PyObject *lock_of(const lock_search *search, PyObject *value)
     return lock != NULL && (Py_TYPE(lock) == kinds->lock || Py_TYPE(lock) == kinds->rlock) ? lock : NULL;
 }
 
-static PyObject *lock_at(const lock_search *search, compat_frame *frame, int position)
+static PyObject *value_at(compat_frame *frame, int position)
 {
     int index = compat_stack_index(compat_frame_code(frame), position);
-    return index < 0 ? NULL : lock_of(search, compat_frame_value(frame, index));
+    return index < 0 ? NULL : compat_frame_value(frame, index);
+}
+
+/* Return the lock of the first argument of a Python function, which its frame keeps. Borrowed, or NULL. */
+static PyObject *lock_of_self(const lock_search *search, compat_frame *frame)
+{
+    return compat_frame_code(frame)->co_argcount > 0 ? lock_of(search, compat_frame_value(frame, 0)) : NULL;
+}
+
+/* Return the lock that the newest frame of a thread enters; NULL: it enters something else. The frame may have released
+ * the value: CPython 3.12 and 3.13 do so before they call `__enter__`, and all do after its exception. A lock's method
+ * keeps the lock. One of the application may keep nothing, and this may be freed memory: read only what is readable. */
+static const PyObject *entered_lock(const lock_kinds *kinds, const PyObject *value)
+{
+    if (layouts_is_readable(value, sizeof(PyCFunctionObject)) && PyCFunction_CheckExact(value)) {
+        value = ((const PyCFunctionObject *)value)->m_self; /* of the lock's `__exit__`, in CPython 3.11 */
+    }
+    bool is_lock = layouts_is_readable(value, sizeof(compat_rlock))
+                   && (Py_TYPE(value) == kinds->lock || Py_TYPE(value) == kinds->rlock);
+    return is_lock ? value : NULL;
 }
 
 /* Call `see` with the two newest frames of each thread, the leaf first, until it returns true for one: the second is that
- * of a `with` whose `__enter__` is in Python, as that of `threading.Condition`. */
-static void visit_tops(lock_search *search, bool (*see)(lock_search *, compat_frame *, void *), void *argument)
+ * of a `with` whose `__enter__` is in Python, as that of `threading.Condition`. `callee`: what it calls, or NULL. */
+static void visit_tops(lock_search *search, bool (*see)(lock_search *, compat_frame *, compat_frame *, void *),
+                       void *argument)
 {
     for (size_t i = 0; i < search->top_count; i++) {
-        compat_frame *frame = search->tops[i].frame;
-        for (int depth = 0; depth < 2 && frame != NULL && !see(search, frame, argument); depth++) {
+        compat_frame *frame = search->tops[i].frame, *callee = NULL;
+        for (int depth = 0; depth < 2 && frame != NULL && !see(search, frame, callee, argument); depth++) {
+            callee = frame;
             frame = compat_caller_frame(frame);
         }
     }
 }
 
 /* Return the entry of a lock, a new one if it is not known; NULL: there is no room. */
-static wanted_lock *find_lock(lock_search *search, PyObject *lock)
+static wanted_lock *find_lock(lock_search *search, const PyObject *lock)
 {
     for (size_t i = 0; i < search->lock_count; i++) {
         if (search->locks[i].lock == lock) {
@@ -120,7 +142,7 @@ static wanted_lock *find_lock(lock_search *search, PyObject *lock)
         return NULL;
     }
     wanted_lock *added = &search->locks[search->lock_count++];
-    *added = (wanted_lock){.lock = lock};
+    *added = (wanted_lock){.lock = lock, .owner = Py_TYPE(lock) == search->kinds->rlock ? compat_rlock_owner(lock) : 0};
     return added;
 }
 
@@ -138,13 +160,14 @@ static bool is_listed(PyObject *places, compat_frame *frame)
     return false;
 }
 
-static bool see_waiting(lock_search *search, compat_frame *frame, void *places)
+static bool see_waiting(lock_search *search, compat_frame *frame, compat_frame *callee, void *places)
 {
     int position = entered_position(compat_frame_code(frame), compat_frame_offset(frame));
     if (position < 0 || !is_listed(places, frame)) {
         return false;
     }
-    PyObject *lock = lock_at(search, frame, position);
+    const PyObject *lock =
+        callee == NULL ? entered_lock(search->kinds, value_at(frame, position)) : lock_of_self(search, callee);
     wanted_lock *wanted = lock == NULL ? NULL : find_lock(search, lock);
     if (wanted != NULL) {
         wanted->waiting++;
@@ -165,7 +188,7 @@ static void note_holder(wanted_lock *wanted, const thread_top *top)
 static void note_entered(lock_search *search, const thread_top *top, compat_frame *frame, PyObject *released)
 {
     for (int position = kept_values(frame) - 1; position >= 0; position--) {
-        PyObject *lock = lock_at(search, frame, position);
+        PyObject *lock = lock_of(search, value_at(frame, position));
         for (size_t i = 0; lock != NULL && lock != released && i < search->lock_count; i++) {
             if (search->locks[i].lock == lock && Py_TYPE(lock) == search->kinds->lock) {
                 note_holder(&search->locks[i], top);
@@ -183,14 +206,14 @@ static void find_holders(lock_search *search)
         Py_ssize_t depth = 0;
         for (compat_frame *frame = top->frame; frame != NULL && depth < max_depth; depth++) {
             if ((PyObject *)compat_frame_code(frame) == search->kinds->wait_code) {
-                released = lock_of(search, compat_frame_value(frame, 0)); /* of `self` */
+                released = lock_of_self(search, frame);
             }
             note_entered(search, top, frame, released);
             frame = compat_caller_frame(frame);
         }
         for (size_t j = 0; j < search->lock_count; j++) {
             wanted_lock *wanted = &search->locks[j];
-            if (Py_TYPE(wanted->lock) == search->kinds->rlock && compat_rlock_owner(wanted->lock) == top->ident) {
+            if (wanted->owner == top->ident) {
                 note_holder(wanted, top);
             }
         }
@@ -299,7 +322,8 @@ typedef struct {
     size_t count;
 } place_list;
 
-static bool see_place(lock_search *Py_UNUSED(search), compat_frame *frame, void *argument)
+static bool see_place(lock_search *Py_UNUSED(search), compat_frame *frame, compat_frame *Py_UNUSED(callee),
+                      void *argument)
 {
     place_list *places = argument;
     PyCodeObject *code = compat_frame_code(frame);
@@ -345,8 +369,7 @@ static bool layouts_agree(PyObject *entered, const lock_kinds *kinds)
     }
     PyCodeObject *code = compat_frame_code(frame);
     int position = entered_position(code, compat_frame_offset(frame));
-    int index = compat_stack_index(code, position >= 0 ? position : kept_values(frame) - 1);
-    PyObject *value = index < 0 ? NULL : compat_frame_value(frame, index);
+    PyObject *value = value_at(frame, position >= 0 ? position : kept_values(frame) - 1);
     if (!layouts_is_readable(value, sizeof(PyCFunctionObject)) || owner_of(value) != entered) {
         return false;
     }
