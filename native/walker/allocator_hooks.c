@@ -10,9 +10,10 @@
 #include "allocations.h"
 
 #include <dlfcn.h>
+#include <string.h>
 
 #define RARE      __attribute__((noinline))
-#define MAX_HOOKS 4 /* for each domain, in the life of the process */
+#define MAX_HOOKS 8 /* for each domain, in the life of the process */
 
 /* GIL to write, and all but `counted` before the hook is set; whoever calls the hook reads it. */
 typedef struct {
@@ -22,8 +23,8 @@ typedef struct {
     bool sees_frees;
 } allocator_hook;
 
-/* One of the hooks counts. Others may be below those of other libraries, and pass calls on: to hook with one of these
- * again could make a circle. */
+/* One of the hooks counts. Others may be below those of other libraries, or saved by these, and pass calls on. So a used
+ * hook never calls another allocator than at first: that could make a circle. */
 typedef struct {
     PyMemAllocatorDomain id;
     allocator_hook *counting; /* NULL: none */
@@ -193,7 +194,6 @@ static bool is_called(hooked_domain *domain)
     allocator_hook *top = find_top(domain);
     if (top != NULL) {
         set_counting(domain, top);
-        domain->used_count = (size_t)(top - domain->hooks) + 1; /* nothing below it was set later */
     }
     if (top != NULL || domain->counting == NULL) {
         return top != NULL;
@@ -219,15 +219,36 @@ static bool can_change(void)
     return !COMPAT_HAS_OWN_GILS || compat_is_only_interpreter(PyInterpreterState_Main());
 }
 
-static void add_hook(hooked_domain *domain, bool needs_frees)
+/* Return a hook that calls an allocator, a used one if there is such a one; NULL: no room. */
+static allocator_hook *find_hook(hooked_domain *domain, const PyMemAllocatorEx *next, bool needs_frees)
 {
-    allocator_hook *hook = &domain->hooks[domain->used_count++];
-    PyMem_GetAllocator(domain->id, &hook->next);
-    hook->calls = calls_to(&hook->next);
-    hook->sees_frees = needs_frees;
+    for (size_t i = 0; i < domain->used_count; i++) {
+        allocator_hook *used = &domain->hooks[i];
+        if (memcmp(&used->next, next, sizeof(*next)) == 0 && used->sees_frees == needs_frees) {
+            return used;
+        }
+    }
+    if (domain->used_count == MAX_HOOKS) {
+        return NULL;
+    }
+    allocator_hook *unused = &domain->hooks[domain->used_count++];
+    *unused = (allocator_hook){.next = *next, .calls = calls_to(next), .sees_frees = needs_frees};
+    return unused;
+}
+
+/* Return false if there is no room. */
+static bool add_hook(hooked_domain *domain, bool needs_frees)
+{
+    PyMemAllocatorEx next;
+    PyMem_GetAllocator(domain->id, &next);
+    allocator_hook *hook = find_hook(domain, &next, needs_frees);
+    if (hook == NULL) {
+        return false;
+    }
     set_counting(domain, hook);
     PyMemAllocatorEx added = {hook, hook_malloc, hook_calloc, hook_realloc, needs_frees ? hook_free : hook->calls.free};
     PyMem_SetAllocator(domain->id, &added);
+    return true;
 }
 
 hooks_state allocator_hooks_install(bool needs_frees)
@@ -237,10 +258,9 @@ hooks_state allocator_hooks_install(bool needs_frees)
         if (is_called(&domains[i]) && (domains[i].counting->sees_frees || !needs_frees)) {
             continue;
         }
-        if (!can_change() || domains[i].used_count == MAX_HOOKS) {
+        if (!can_change() || !add_hook(&domains[i], needs_frees)) {
             return HOOKS_REFUSED;
         }
-        add_hook(&domains[i], needs_frees);
         state = HOOKS_ADDED;
     }
     return state;
@@ -253,7 +273,6 @@ void allocator_hooks_remove(void)
         for (allocator_hook *top; (top = find_top(domain)) != NULL;) {
             PyMem_SetAllocator(domain->id, &top->next);
             set_counting(domain, NULL);
-            domain->used_count = (size_t)(top - domain->hooks);
         }
     }
 }

@@ -11,6 +11,11 @@ class Allocators(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("context", "malloc", "calloc", "realloc", "free")]
 
 
+def set_allocator(domain: int, values: list[int]) -> None:
+    """Set one that `allocators` has returned."""
+    ctypes.pythonapi.PyMem_SetAllocator(domain, ctypes.byref(Allocators(*values)))
+
+
 def allocators() -> list[list[int]]:
     """Return CPython's allocators of the raw, memory and object domains."""
     found = []

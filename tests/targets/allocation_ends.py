@@ -21,13 +21,14 @@ from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
-from allocators import Allocators
+from allocators import allocators, set_allocator
 
 from splunk_profiler import _walker
 from splunk_profiler.capture.events.allocations import AllocationEventSource
 
 ENDLESS = 10**9
 OBJECTS = 2  # PYMEM_DOMAIN_OBJ
+DEBUG_STATE_BYTES = 48  # of an allocator in a debug build
 
 
 def make_ticker() -> Any:
@@ -150,20 +151,22 @@ def stop_process(ticker: Any) -> None:
 
 
 def remove_hooks(ticker: Any) -> None:
-    """Restore the allocators from before the hooks, as another library may do, until they cannot be added again."""
+    """Set allocators from before the hooks, as other libraries may do, until hooks cannot be added again."""
     ticker.stop_allocations()
-    before, messages = Allocators(), Messages()
+    before, contexts, messages = allocators()[OBJECTS], [], Messages()
     logging.getLogger("splunk_profiler").addHandler(messages)
-    ctypes.pythonapi.PyMem_GetAllocator(OBJECTS, ctypes.byref(before))
     source = AllocationEventSource(make_ticker(), 1, tracks_live=True)
     source.start()
     for _ in range(10):
-        ctypes.pythonapi.PyMem_SetAllocator(OBJECTS, ctypes.byref(before))
+        state = ctypes.string_at(before[0], DEBUG_STATE_BYTES) if before[0] else b""
+        contexts.append(ctypes.create_string_buffer(state))  # another one each time; only a debug build reads it
+        set_allocator(OBJECTS, [ctypes.addressof(contexts[-1]), *before[1:]])
         allocate(10)
         source.drain()
     print("log", *messages.found)
     print("lines", len(messages.found))
     source.stop()
+    set_allocator(OBJECTS, before)
 
 
 class Messages(logging.Handler):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
-from allocators import allocators
+from allocators import allocators, set_allocator
 from sampled_allocations import Drained, make_bytes, sampling
 from target_process import Target
 from walker_factory import make
@@ -131,6 +131,26 @@ def test_hook_that_keeps_calls_from_ours_makes_no_circle() -> None:
         remove()
         assert make_bytes([5_000])
     ticker.stop_allocations()
+    assert allocators() == before
+
+
+def test_hooks_that_another_library_brings_back_make_no_circle() -> None:
+    before, drained = allocators(), Drained(make())
+    tracemalloc.start()
+    drained.ticker.start_allocations(1_000)
+    saved = allocators()
+    tracemalloc.stop()
+    drained.drain()  # adds hooks again
+    tracemalloc.start()
+    for domain in (MEM, OBJECT):
+        set_allocator(domain, saved[domain])  # the first hooks, above those of tracemalloc and the second ones
+    drained.drain()
+    tracemalloc.stop()
+    drained.drain()
+    make_bytes([50_000] * 20)
+    drained.ticker.stop_allocations()
+    drained.drain()
+    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
     assert allocators() == before
 
 
