@@ -91,6 +91,18 @@ static PyObject *identity_local_root_id(Identity *self, void *Py_UNUSED(closure)
     return compat_int_from_bytes(self->bytes.local_root_id, SPAN_ID_BYTES);
 }
 
+/* Applications copy and pickle spans and contexts. There the attribute is False, in a process without this module too:
+ * publishing identifies such a span anew, since its local root may be another one. */
+static PyObject *identity_reduce(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("O()", &PyBool_Type);
+}
+
+static PyMethodDef identity_methods[] = {
+    {"__reduce__", identity_reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyGetSetDef identity_properties[] = {
     {"trace_id", (getter)identity_trace_id, NULL, NULL, NULL},
     {"span_id", (getter)identity_span_id, NULL, NULL, NULL},
@@ -106,6 +118,7 @@ static PyMemberDef identity_members[] = {
 static PyType_Slot identity_slots[] = {
     {Py_tp_doc, "The published form of one span."},
     {Py_tp_new, identity_tp_new},
+    {Py_tp_methods, identity_methods},
     {Py_tp_getset, identity_properties},
     {Py_tp_members, identity_members},
     {0, NULL},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -81,6 +84,26 @@ def test_a_span_is_asked_about_once(publishing: InstalledPublisher, memory: OwnM
         assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, CHILD, ROOT)
         _context.detach(token)
     assert publishing.asked == [span]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda span: pickle.loads(pickle.dumps(span))])
+def test_a_copy_of_a_span_is_identified_anew(
+    publishing: InstalledPublisher, memory: OwnMemory, duplicate: Callable[[Span], Span]
+) -> None:
+    span = Span(TRACE, CHILD)
+    _context.detach(publishing.attach(span))
+    copied = duplicate(span)
+    publishing.answer = lambda _: _context.Identity(TRACE, CHILD, ROOT, 1)
+    for _ in range(2):
+        token = publishing.attach(copied)
+        assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, CHILD, ROOT)
+        _context.detach(token)
+    assert publishing.asked == [span, copied]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickled_identity_needs_nothing_of_ours_to_be_loaded(protocol: int) -> None:
+    assert b"splunk_profiler" not in pickle.dumps(_context.Identity(TRACE, CHILD, ROOT, 1), protocol)
 
 
 def test_that_a_span_is_not_published_is_kept_as_well(publishing: InstalledPublisher, memory: OwnMemory) -> None:
