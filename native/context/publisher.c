@@ -98,6 +98,7 @@ static bool try_publish(bool is_switch, asked_span *asked)
         return true;
     }
     PyObject *context = NULL;                                                 /* owned */
+    PyObject *span = NULL;                                                    /* owned: its attributes may run Python */
     Identity *identity = NULL;                                                /* owned */
     PyObject *variables = is_switch ? Py_XNewRef(current_variables()) : NULL; /* owned: of the look-ups */
     bool is_found = true;
@@ -106,7 +107,7 @@ static bool try_publish(bool is_switch, asked_span *asked)
         goto error;
     }
     unsigned install_count = publisher.install_count;
-    PyObject *span = spans_find(config, context);
+    span = Py_XNewRef(spans_find(config, context));
     bool cacheable = is_switch && is_cacheable(config, context, span);
     if (span != NULL && spans_cached_identity(config, span, &identity) != FOUND) {
         cacheable = false;
@@ -117,6 +118,7 @@ static bool try_publish(bool is_switch, asked_span *asked)
     }
 error:
     Py_XDECREF(identity);
+    Py_XDECREF(span);
     Py_XDECREF(context);
     Py_XDECREF(variables);
     return is_found;

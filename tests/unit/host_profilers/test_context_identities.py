@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
-from own_memory import ATTRIBUTE, Elastic, InstalledPublisher, OwnMemory, Span, SpanContext
+from own_memory import ATTRIBUTE, Context, Elastic, InstalledPublisher, OwnMemory, Span, SpanContext
 
 from splunk_profiler import _context
 
@@ -283,4 +283,16 @@ def test_a_span_whose_attributes_fail_is_no_trace(publishing: InstalledPublisher
     publishing.answer = lambda _: None
     token = publishing.attach(Broken())
     assert memory.elastic() in (None, NO_TRACE)
+    _context.detach(token)
+
+
+def test_a_span_that_leaves_its_context_while_looked_at_is_asked_about(publishing: InstalledPublisher) -> None:
+    class Leaving(Span):
+        def __getattr__(self, name: str) -> Any:
+            context.clear()  # the only reference
+            raise AttributeError(name)
+
+    context = Context({publishing.span_key: Leaving(TRACE, ROOT)})
+    token = _context.attach(context)
+    assert [type(span) for span in publishing.asked] == [Leaving]
     _context.detach(token)
