@@ -178,6 +178,12 @@ def assign_identity(span: Any, parent_context: Any = None) -> None:
 def refresh() -> None:
     """Look for newly loaded modules that switch contexts in C."""
 
+def wait_for_linker() -> None:
+    """Let a forked child use the dynamic linker again: `refresh` finds no modules, and `load_…` may hang, before.
+
+    Never returns in a child that was forked while another thread was in the linker: glibc leaves it locked there.
+    """
+
 def load_labels_library(path: str | PathLike[str], /) -> Library:
     """Load ``libcustomlabels.so``; threads publish through it at once (dynamic: from their next switch).
 

@@ -202,6 +202,16 @@ error:
     return made;
 }
 
+PyObject *libraries_wait_for_linker(PyObject *module, PyObject *unused)
+{
+    if (!loaded_modules_is_linker_usable()) {
+        Py_BEGIN_ALLOW_THREADS
+        loaded_modules_wait_for_linker();
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
 PyObject *libraries_load_labels(PyObject *module, PyObject *path)
 {
     PyObject *encoded;

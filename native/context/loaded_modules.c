@@ -2,9 +2,35 @@
 #include "loaded_modules.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
+
+static _Atomic pid_t usable_in; /* the process whose linker is usable */
+
+/* The linker has just loaded this module. */
+__attribute__((constructor)) static void on_load(void)
+{
+    usable_in = getpid();
+}
+
+bool loaded_modules_is_linker_usable(void)
+{
+    return usable_in == getpid();
+}
+
+static int stop_at_first(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    return 1;
+}
+
+void loaded_modules_wait_for_linker(void)
+{
+    dl_iterate_phdr(stop_at_first, NULL);
+    usable_in = getpid();
+}
 
 size_t loaded_module_bytes_left(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags)
 {

@@ -1,8 +1,10 @@
 /* Reads the modules that the dynamic linker has loaded, without trusting their tables, and the protection of
  * their memory.
  *
- * Nothing here knows Python, takes a lock or keeps state. Results are borrowed from the linker while the
- * callback of dl_iterate_phdr runs.
+ * Nothing here knows Python. Results are borrowed from the linker while the callback of dl_iterate_phdr runs.
+ *
+ * dl_iterate_phdr and dlopen wait for a lock of the linker that glibc does not free in a forked child, where the thread
+ * that holds it may not exist: both wait for ever then.
  */
 #ifndef SPLUNK_PROFILER_CONTEXT_LOADED_MODULES_H
 #define SPLUNK_PROFILER_CONTEXT_LOADED_MODULES_H
@@ -35,6 +37,12 @@ typedef struct {
     const elf_relocation *tables[2]; /* of calls, of data */
     size_t counts[2];
 } loaded_module;
+
+/* Return false in a forked child until loaded_modules_wait_for_linker has returned there. */
+bool loaded_modules_is_linker_usable(void);
+
+/* Wait until the linker can be used. Never returns in a child that was forked while another thread held its lock. */
+void loaded_modules_wait_for_linker(void);
 
 /* Return false if the module has no tables, or they lie outside its segments. */
 bool loaded_module_read(loaded_module *module, const struct dl_phdr_info *info);

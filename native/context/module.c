@@ -99,6 +99,7 @@ static PyMethodDef module_methods[] = {
     {"previous_local_root", spans_previous_local_root, METH_O, "Return the local root shown before, for identify."},
     {"assign_identity", AS_METHOD(spans_assign_identity), FAST, "Set the Identity of a span that starts."},
     {"refresh", hooks_refresh, METH_NOARGS, "Look for newly loaded modules."},
+    {"wait_for_linker", libraries_wait_for_linker, METH_NOARGS, "Wait until a forked child can use the linker."},
     {"load_labels_library", libraries_load_labels, METH_O, "Publish through libcustomlabels.so."},
     {"load_elastic_library", libraries_load_elastic, METH_VARARGS, "Publish through elastic-jvmti-linux-<arch>.so."},
     {"replace_storage", libraries_replace_storage, METH_O, "Replace the process storage in one store."},

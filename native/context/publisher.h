@@ -105,6 +105,7 @@ HIDDEN PyObject *spans_assign_identity(PyObject *module, PyObject *const *args, 
 HIDDEN PyObject *audit(PyObject *module, PyObject *unused);
 
 /* libraries.c */
+HIDDEN PyObject *libraries_wait_for_linker(PyObject *module, PyObject *unused);
 HIDDEN PyObject *libraries_load_labels(PyObject *module, PyObject *path);
 HIDDEN PyObject *libraries_load_elastic(PyObject *module, PyObject *args);
 HIDDEN PyObject *libraries_replace_storage(PyObject *module, PyObject *storage);

@@ -140,19 +140,13 @@ class ProcessPublisher:
         with self._guard.catching():
             with self._lock:
                 known_socket = None if self._needs_correlator else self._message_socket
-                if self._needs_labels_library:
-                    with self._guard.catching():
-                        self._load_labels_library()
-                    self._needs_labels_library = False
-                while self._pending_attributes:
-                    try:
-                        if self._correlates:
-                            self._publish_attributes(self._pending_attributes[0])
-                    finally:
-                        self._pending_attributes.popleft()
+                if self._needs_correlator and self._message_socket is not None:  # a forked child's
+                    self._start_listening(must_reopen=not self._message_socket.is_open)
+            self._stop_after_failure()
+            self._extension.wait_for_linker()  # some forked children wait for ever
+            with self._lock:
+                self._load_libraries()
                 message_socket = self._message_socket if self._correlates else None
-                if message_socket is not None and self._needs_correlator:  # a forked child's
-                    self._start_listening(must_reopen=not message_socket.is_open)
             self._stop_after_failure()
             if message_socket is not None and message_socket is not known_socket:
                 message_socket.remove_stale_sockets()
@@ -317,6 +311,19 @@ class ProcessPublisher:
         message_socket, self._message_socket, self._needs_correlator = self._message_socket, None, False
         if message_socket is not None:
             message_socket.close()
+
+    def _load_libraries(self) -> None:
+        """Load the libraries that are due, and make the process visible. The lock is held."""
+        if self._needs_labels_library:
+            with self._guard.catching():
+                self._load_labels_library()
+            self._needs_labels_library = False
+        while self._pending_attributes:
+            try:
+                if self._correlates:
+                    self._publish_attributes(self._pending_attributes[0])
+            finally:
+                self._pending_attributes.popleft()
 
     def _load_labels_library(self) -> None:
         path = labels_library()

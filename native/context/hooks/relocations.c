@@ -148,8 +148,11 @@ static relocation_pass run_pass(bool redirect, unsigned long long last_loads)
         .calls = {CALL(PyContext_Enter, enter_and_report), CALL(PyContext_Exit, exit_and_report)},
         .redirect = redirect,
         .last_loads = last_loads,
+        .loads = last_loads,
     };
-    dl_iterate_phdr(visit_module, &p);
+    if (loaded_modules_is_linker_usable()) {
+        dl_iterate_phdr(visit_module, &p);
+    }
     return p;
 }
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 
 import pytest
 from opentelemetry.context import Context
@@ -38,3 +46,46 @@ def test_transactions_wait_from_the_first_one_of_a_forked_child_on(monkeypatch: 
         for participant in (life.publisher, life.correlator):
             participant.release_after_fork()
         assert os.waitpid(child, 0)[1] == 0, "it was exported before a host profiler could say something of it"
+
+
+@contextmanager
+def thread_in_linker() -> Iterator[None]:
+    """Keep a thread in `dl_iterate_phdr`, where threads are that unwind C++ or list libraries."""
+    is_inside, is_over = threading.Event(), threading.Event()
+
+    def visit(*_: object) -> int:
+        is_inside.set()
+        is_over.wait()
+        return 1
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(visit)
+    thread = threading.Thread(target=ctypes.CDLL(None).dl_iterate_phdr, args=(callback, None))
+    thread.start()
+    is_inside.wait()
+    yield
+    is_over.set()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn about forks beside threads
+@pytest.mark.parametrize("is_service_known", [True, False])
+def test_child_forked_beside_a_thread_in_the_linker_goes_on(is_service_known: bool) -> None:
+    attributes = {"service.name": "shop"} if is_service_known else None
+    with TemporaryDirectory(prefix="s") as directory, publishing(Path(directory), attributes) as life:
+        with thread_in_linker():
+            for participant in (life.publisher, life.correlator):
+                participant.hold_for_fork(60)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                life.reset_after_fork()
+                with provider("shop").get_tracer("t").start_as_current_span("of the child"):
+                    life.audit()
+                sys.modules["imported later"] = ModuleType("imported later")
+                copy_context().run(life.audit)
+                life.stop()
+                life.start()
+                os._exit(0)
+            for participant in (life.publisher, life.correlator):
+                participant.release_after_fork()
+        assert os.waitpid(child, 0)[1] == 0
