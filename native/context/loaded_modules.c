@@ -2,23 +2,60 @@
 #include "loaded_modules.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 static _Atomic pid_t usable_in; /* the process whose linker is usable */
+
+/* Held by a thread that is in the linker, or forks: no child is left with the linker's lock by us. */
+static pthread_mutex_t visit_mutex = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local bool has_visit_mutex; /* during a fork */
+
+/* Waits a second at most: the thread that keeps another one in the linker may need the GIL, which a fork has. */
+static void before_fork(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    has_visit_mutex = pthread_mutex_timedlock(&visit_mutex, &until) == 0;
+}
+
+static void after_fork_in_parent(void)
+{
+    if (has_visit_mutex) {
+        pthread_mutex_unlock(&visit_mutex);
+    }
+}
+
+static void after_fork_in_child(void)
+{
+    pthread_mutex_init(&visit_mutex, NULL);
+}
 
 /* The linker has just loaded this module. */
 __attribute__((constructor)) static void on_load(void)
 {
     usable_in = getpid();
+    (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 bool loaded_modules_is_linker_usable(void)
 {
     return usable_in == getpid();
+}
+
+void loaded_modules_visit(int (*visit)(struct dl_phdr_info *, size_t, void *), void *argument)
+{
+    if (loaded_modules_is_linker_usable()) {
+        pthread_mutex_lock(&visit_mutex);
+        dl_iterate_phdr(visit, argument);
+        pthread_mutex_unlock(&visit_mutex);
+    }
 }
 
 static int stop_at_first(struct dl_phdr_info *info, size_t size, void *argument)

@@ -41,6 +41,10 @@ typedef struct {
 /* Return false in a forked child until loaded_modules_wait_for_linker has returned there. */
 bool loaded_modules_is_linker_usable(void);
 
+/* Call dl_iterate_phdr, unless that may wait for ever. The caller must not have the GIL: other threads that are in the
+ * linker may need it, as callbacks in Python do. */
+void loaded_modules_visit(int (*visit)(struct dl_phdr_info *, size_t, void *), void *argument);
+
 /* Wait until the linker can be used. Never returns in a child that was forked while another thread held its lock. */
 void loaded_modules_wait_for_linker(void);
 

@@ -165,10 +165,10 @@ void publisher_uninstall(void)
         return;
     }
     publisher_config old_config = publisher.config;
-    memset(&publisher.config, 0, sizeof(publisher.config)); /* before code that may run Python, and install anew */
-    hooks_remove();
+    memset(&publisher.config, 0, sizeof(publisher.config)); /* before other threads run, which may install anew */
     context_cache_clear();
-    thread_records_hide_all();
+    thread_records_hide_all(); /* no switch is seen from hooks_remove on */
+    hooks_remove();
     for (size_t i = 0; i < Py_ARRAY_LENGTH(old_config.all); i++) {
         Py_DECREF(old_config.all[i]);
     }

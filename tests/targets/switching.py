@@ -152,6 +152,10 @@ def c_code(path: str = "", loaded: str = "later") -> None:
         with hooks():
             attach()
             handle = 0 if before else dynamic.dlopen(path, os.RTLD_NOW)
+            if handle:  # loaded anew, it has the same place among the linker's modules
+                native.refresh()
+                dynamic.dlclose(handle)
+                handle = dynamic.dlopen(path, os.RTLD_NOW)
             library = before or ctypes.PyDLL(path, handle=handle)
             protections = protections or _protections(path)
             native.refresh()

@@ -24,7 +24,7 @@ typedef struct {
     void (*remove)(void);
 } hook;
 
-/* Only removing the last one may run Python. */
+/* Removing the last two lets other threads run. */
 static const hook hooks[] = {
 #if COMPAT_REPORTS_SWITCHES
     {"PyContext_AddWatcher", watcher_install, watcher_remove},
@@ -49,11 +49,11 @@ static void refresh(void)
     }
     compat_exception pending = compat_save_exception();
     Py_ssize_t count = PyDict_GET_SIZE(installed.modules);
-#if !COMPAT_REPORTS_SWITCHES
-    relocations_refresh();
-#endif
     bool settled = greenlets_refresh(installed.modules);
     installed.modules_seen = settled ? count : -1;
+#if !COMPAT_REPORTS_SWITCHES
+    relocations_refresh(); /* last: lets other threads run, which may remove the hooks */
+#endif
     compat_restore_exception(pending);
 }
 
@@ -120,7 +120,7 @@ void hooks_remove(void)
     }
     compat_exception pending = compat_save_exception();
     atomic_store(&installed.interp, NULL);
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(hooks); i++) {
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(hooks) && !hooks_is_active(); i++) { /* another thread may install anew */
         hooks[i].remove();
     }
     compat_restore_exception(pending);

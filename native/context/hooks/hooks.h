@@ -59,11 +59,11 @@ PyObject *hooks_refresh(PyObject *module, PyObject *unused);
 void hooks_report_switch(PyObject *context);
 
 /* Each hook: install returns NULL or, as a static string, what the user loses because it failed. Installing
- * twice and removing twice do nothing. None of them leaves an exception. */
+ * twice and removing twice do nothing. None of them leaves an exception. Those of the call sites release the GIL. */
 const char *context_run_install(void); /* Context.run, before 3.14 */
 void context_run_remove(void);
 const char *relocations_install(void); /* PyContext_Enter and PyContext_Exit called by other C code, before 3.14 */
-void relocations_refresh(void);        /* cheap if no module was loaded since */
+void relocations_refresh(void);        /* cheap if no large module was loaded since */
 void relocations_remove(void);
 const char *watcher_install(void); /* replaces both, since 3.14 */
 void watcher_remove(void);

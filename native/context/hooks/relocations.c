@@ -15,6 +15,7 @@
 
 #include "loaded_modules.h"
 
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -44,26 +45,33 @@ typedef struct {
 
 #define CALL(function, replacement) {#function, (uintptr_t)(function), (uintptr_t)(replacement)}
 
-/* State of one pass over all loaded modules. */
+/* The linker lists modules in the order in which they were loaded. So the first ones stay the same until it unloads
+ * one. */
+typedef struct {
+    size_t count;
+    unsigned long long unloads; /* number of unloads so far */
+} listed_modules;
+
+/* State of one pass over the modules that are not settled. */
 typedef struct {
     call calls[2];
-    bool redirect;                 /* false: restore the slots */
-    bool found_in_cpython;         /* a slot exists in the module that defines the functions */
-    bool unsettled;                /* some module was being loaded */
-    bool failed;                   /* some slot could not be written */
-    unsigned long long last_loads; /* with this number of loads there is nothing to do */
-    unsigned long long loads;
+    listed_modules settled; /* need not be read again */
+    listed_modules seen;    /* by this pass */
+    bool found_in_cpython;  /* a slot exists in the module that defines the functions */
+    bool unsettled;         /* some module was being loaded */
+    bool failed;            /* some slot could not be written */
 } relocation_pass;
 
 /* Limit of passes over a module that seems half loaded. The linker needs milliseconds, but a tool that left
  * write-protected pages writable leaves them so. */
 enum { MAX_UNSETTLED_PASSES = 100 };
 
+static atomic_bool is_installed; /* false: passes restore the slots */
+
 static struct {
-    bool installed;
-    unsigned long long loads; /* number of loads at the last pass */
-    int unsettled;            /* passes since the last load; 0: nothing is left to do */
-} state;
+    listed_modules settled;
+    int unsettled_passes; /* since all modules were settled */
+} state;                  /* GIL */
 
 static void write_slot(relocation_pass *p, const struct dl_phdr_info *info, uintptr_t *slot, uintptr_t value)
 {
@@ -72,7 +80,7 @@ static void write_slot(relocation_pass *p, const struct dl_phdr_info *info, uint
     int protection = PROT_READ | PROT_WRITE;
     if (loaded_module_is_relro(info, (uintptr_t)slot, page_size)) {
         protection = page_protection((uintptr_t)slot);
-        if (protection >= 0 && (protection & PROT_WRITE) && p->redirect) {
+        if (protection >= 0 && (protection & PROT_WRITE) && is_installed) {
             p->unsettled = true;
             return;
         }
@@ -97,7 +105,7 @@ static void visit_slot(relocation_pass *p, const loaded_module *m, const elf_rel
     }
     uintptr_t value = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
     p->found_in_cpython |= loaded_module_bytes_left(m->info, c->original, PF_X) != 0;
-    if (!p->redirect) {
+    if (!is_installed) {
         if (value == c->replacement) {
             write_slot(p, m->info, slot, c->original);
         }
@@ -128,11 +136,10 @@ static void visit_table(relocation_pass *p, const loaded_module *m, const elf_re
 static int visit_module(struct dl_phdr_info *info, size_t size, void *argument)
 {
     relocation_pass *p = argument;
-    if (size >= offsetof(struct dl_phdr_info, dlpi_adds) + sizeof(info->dlpi_adds)) {
-        p->loads = info->dlpi_adds;
-        if (p->loads == p->last_loads) {
-            return 1;
-        }
+    p->seen.unloads = info->dlpi_subs;
+    p->seen.count++;
+    if (p->seen.unloads == p->settled.unloads && p->seen.count <= p->settled.count) {
+        return 0;
     }
     loaded_module m;
     if (loaded_module_bytes_left(info, p->calls[0].replacement, PF_X) == 0 && loaded_module_read(&m, info)) {
@@ -142,27 +149,25 @@ static int visit_module(struct dl_phdr_info *info, size_t size, void *argument)
     return 0;
 }
 
-static relocation_pass run_pass(bool redirect, unsigned long long last_loads)
+/* Releases the GIL. Passes run one after the other. */
+static relocation_pass run_pass(listed_modules settled)
 {
     relocation_pass p = {
         .calls = {CALL(PyContext_Enter, enter_and_report), CALL(PyContext_Exit, exit_and_report)},
-        .redirect = redirect,
-        .last_loads = last_loads,
-        .loads = last_loads,
+        .settled = settled,
     };
-    if (loaded_modules_is_linker_usable()) {
-        dl_iterate_phdr(visit_module, &p);
-    }
+    Py_BEGIN_ALLOW_THREADS
+    loaded_modules_visit(visit_module, &p);
+    Py_END_ALLOW_THREADS
     return p;
 }
 
-static relocation_pass redirect(unsigned long long last_loads)
+static relocation_pass redirect(listed_modules settled)
 {
-    relocation_pass p = run_pass(true, last_loads);
-    if (p.loads != last_loads || last_loads == 0) {
-        bool again = p.unsettled && p.loads == state.loads;
-        state.unsettled = !p.unsettled ? 0 : again ? state.unsettled + 1 : 1;
-        state.loads = p.loads;
+    relocation_pass p = run_pass(settled);
+    if (!p.unsettled || ++state.unsettled_passes == MAX_UNSETTLED_PASSES) {
+        state.settled = p.seen;
+        state.unsettled_passes = 0;
     }
     return p;
 }
@@ -183,8 +188,8 @@ static bool misses_eager_tasks(const relocation_pass *p)
 
 const char *relocations_install(void)
 {
-    relocation_pass p = redirect(0);
-    state.installed = true;
+    is_installed = true;
+    relocation_pass p = redirect((listed_modules){0});
     if (p.failed) {
         return "the system does not let call sites be changed: tasks run by uvloop and eager tasks are published with "
                "the span of whatever ran before them on their thread";
@@ -198,16 +203,15 @@ const char *relocations_install(void)
 
 void relocations_refresh(void)
 {
-    if (state.installed) {
-        bool look_again = state.unsettled > 0 && state.unsettled < MAX_UNSETTLED_PASSES;
-        (void)redirect(look_again ? 0 : state.loads);
+    if (is_installed) {
+        (void)redirect(state.settled);
     }
 }
 
 void relocations_remove(void)
 {
-    if (state.installed) {
-        state.installed = false;
-        (void)run_pass(false, 0);
+    if (is_installed) {
+        is_installed = false;
+        (void)run_pass((listed_modules){0});
     }
 }

@@ -1,0 +1,65 @@
+"""Tests of the look for loaded modules beside other threads that are in the dynamic linker, and beside forks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
+
+from context_factory import hooks, install
+
+from splunk_profiler import _context as native
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn about forks beside threads
+
+
+def status_of_child(body: Callable[[], object]) -> int:
+    """Run `body` in a forked child, which a signal ends if it hangs."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        body()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_look_for_modules_lets_a_thread_in_the_linker_run_python() -> None:
+    def body() -> None:
+        native.wait_for_linker()
+        is_inside, is_looking = threading.Event(), threading.Event()
+
+        def visit(*_: object) -> int:
+            is_inside.set()
+            is_looking.wait()
+            return 1
+
+        callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(visit)
+        threading.Thread(target=ctypes.CDLL(None).dl_iterate_phdr, args=(callback, None)).start()
+        is_inside.wait()
+        is_looking.set()
+        native.refresh()
+
+    with hooks():
+        assert status_of_child(body) == 0
+
+
+def test_child_forked_beside_a_look_for_modules_can_use_the_linker() -> None:
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            install()  # looks at all modules, which takes longest
+
+    with hooks():
+        thread = threading.Thread(target=look)
+        thread.start()
+        statuses = [status_of_child(native.wait_for_linker) for _ in range(30)]
+        is_over.set()
+        thread.join()
+    assert set(statuses) == {0}
