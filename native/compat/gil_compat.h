@@ -98,8 +98,9 @@ static inline void compat_reinit_gil(PyInterpreterState *interp)
 #endif
 }
 
-/* Return true if the calling thread holds the GIL. Needs neither the GIL nor a thread state. */
-static inline bool compat_holds_gil(void)
+/* Return true if the calling thread holds the GIL and can release it. Before 3.12 this is false for threads
+ * of subinterpreters and foreign threads, where it is unknown. */
+static inline bool compat_can_release_gil(void)
 {
     PyThreadState *running = compat_unchecked_thread();
 #if PY_VERSION_HEX >= 0x030C0000
@@ -107,18 +108,6 @@ static inline bool compat_holds_gil(void)
 #else
     /* One value for the whole process. Another thread may end and free its state meanwhile: compare only the
      * address. */
-    return running != NULL && (running == PyGILState_GetThisThreadState() || PyGILState_GetThisThreadState() == NULL);
-#endif
-}
-
-/* Return true if the calling thread holds the GIL and can release it. Before 3.12 this is false for threads
- * of subinterpreters and foreign threads, where it is unknown. */
-static inline bool compat_can_release_gil(void)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    return compat_holds_gil();
-#else
-    PyThreadState *running = compat_unchecked_thread();
     return running != NULL && running == PyGILState_GetThisThreadState();
 #endif
 }

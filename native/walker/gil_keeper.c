@@ -100,13 +100,18 @@ static const void *gil_holder(PyInterpreterState *interp)
     return holder;
 }
 
+/* `holder` has the GIL. If it is another thread, and ours, the calling thread does not have the GIL, also where CPython
+ * does not know the calling thread. */
+static bool is_other_profiler_thread(const void *holder)
+{
+    return holder != PyGILState_GetThisThreadState() && gil_keeper_is_profiler_thread(holder);
+}
+
+/* Also for a thread that CPython does not know: its child may enter Python. */
 static bool is_needed(PyInterpreterState *interp)
 {
-    if (compat_holds_gil() || PyGILState_GetThisThreadState() == NULL) { /* either way this thread does not need us */
-        return false;
-    }
     const void *holder = gil_holder(interp);
-    return holder == NULL || gil_keeper_is_profiler_thread(holder);
+    return holder == NULL || is_other_profiler_thread(holder);
 }
 
 bool gil_keeper_request(PyInterpreterState *interp)
@@ -172,8 +177,8 @@ void gil_keeper_release(void)
 
 void gil_keeper_after_fork_in_child(PyInterpreterState *interp)
 {
-    const void *holder = interp == NULL || compat_holds_gil() ? NULL : compat_gil_holder(interp);
-    if (holder != NULL && gil_keeper_is_profiler_thread(holder)) { /* usually the ticker that holds it for the fork */
+    const void *holder = compat_gil_holder(interp);
+    if (holder != NULL && is_other_profiler_thread(holder)) { /* usually the ticker that holds it for the fork */
         compat_force_release_gil(interp);
     }
     has_requested = false;

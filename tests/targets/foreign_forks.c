@@ -2,6 +2,8 @@
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/types.h>
 #include <sys/wait.h>
@@ -43,12 +45,18 @@ static void *fork_here(void *status)
     return NULL;
 }
 
-/* The same on a thread that Python does not know. */
-int fork_on_thread(void)
+/* Call a function on a thread that Python does not know; return the status that it sets. */
+static int run_on_thread(void *(*run)(void *))
 {
     pthread_t thread;
     int status = -1;
-    return pthread_create(&thread, NULL, fork_here, &status) == 0 && pthread_join(thread, NULL) == 0 ? status : -1;
+    return pthread_create(&thread, NULL, run, &status) == 0 && pthread_join(thread, NULL) == 0 ? status : -1;
+}
+
+/* The same on a thread that Python does not know. */
+int fork_on_thread(void)
+{
+    return run_on_thread(fork_here);
 }
 
 static void take_gil(void)
@@ -62,35 +70,89 @@ int handle_forks(void)
     return pthread_atfork(take_gil, NULL, NULL);
 }
 
-static sem_t ready, kept, forked;
+enum { STEPS = 15000000 };
 
-/* Called before the two functions below. */
+static sem_t ready, kept, released;
+static atomic_bool is_changing;
+
+/* Called before the functions below. */
 void prepare_to_keep(void)
 {
     sem_init(&ready, 0, 0);
     sem_init(&kept, 0, 0);
-    sem_init(&forked, 0, 0);
+    sem_init(&released, 0, 0);
 }
 
-/* Called without the GIL; takes it, and keeps it until the other thread has forked. */
+/* Called without the GIL; takes it, keeps it until the other thread allows its release, and works a little before. */
 void keep_gil(void)
 {
     sem_wait(&ready);
     int state = PyGILState_Ensure();
+    is_changing = true;
     sem_post(&kept);
-    sem_wait(&forked);
+    sem_wait(&released);
+    for (volatile int step = 0; step < STEPS; step++) {
+    }
+    is_changing = false;
     PyGILState_Release(state);
+}
+
+static void wait_until_kept(void)
+{
+    sem_post(&ready);
+    sem_wait(&kept);
 }
 
 /* Called without the GIL, which another thread has kept for so long when this forks; 0 in the child. */
 int fork_while_kept(int milliseconds)
 {
-    sem_post(&ready);
-    sem_wait(&kept);
+    wait_until_kept();
     poll(NULL, 0, milliseconds);
     pid_t child = fork();
     if (child != 0) {
-        sem_post(&forked);
+        sem_post(&released);
     }
     return child;
+}
+
+/* In the child. */
+static _Noreturn void enter_python(bool is_inconsistent)
+{
+    alarm(30);
+    take_gil();
+    _exit(is_inconsistent);
+}
+
+static void *fork_here_while_kept(void *status)
+{
+    pid_t child = fork_while_kept(1000);
+    if (child == 0) {
+        enter_python(false);
+    }
+    waitpid(child, status, 0);
+    return NULL;
+}
+
+static void *fork_here_while_used(void *status)
+{
+    wait_until_kept();
+    sem_post(&released);
+    pid_t child = fork();
+    if (child == 0) {
+        enter_python(is_changing);
+    }
+    waitpid(child, status, 0);
+    return NULL;
+}
+
+/* Fork on a thread that Python does not know; the child enters Python. Another thread keeps the GIL until after the fork. */
+int fork_on_thread_while_kept(void)
+{
+    return run_on_thread(fork_here_while_kept);
+}
+
+/* The same while another thread is about to release the GIL; 256 if the child is a copy of what that had not completed. */
+int fork_on_thread_while_used(void)
+{
+    return run_on_thread(fork_here_while_used);
 }

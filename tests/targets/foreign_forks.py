@@ -4,9 +4,10 @@ HOW is ``lock`` (C code forks without the GIL and holds a lock that a thread wit
 another one allocates is sampled); ``os.fork``,
 ``C code without the GIL`` or ``thread of C code`` (a library takes the GIL before each fork, while other threads tell
 tickers what to do); ``queue`` (many forks while the main thread runs no Python); ``kept`` (one fork without the GIL,
-which a thread of the profiler has kept for longer than any waiter is patient); or ``log os.fork`` and ``log C code``
-(while a thread of the profiler writes log lines; each child writes one too). With ``log os.fork`` a profiler runs,
-whose hooks wait for these lines.
+which a thread of the profiler has kept for longer than any waiter is patient), ``kept, native thread`` (the same on a
+thread that Python does not know) or ``used, native thread`` (the profiler's thread is about to release it); or
+``log os.fork`` and ``log C code`` (while a thread of the profiler writes log lines; each child writes one too). With
+``log os.fork`` a profiler runs, whose hooks wait for these lines.
 """
 
 from __future__ import annotations
@@ -72,8 +73,22 @@ def _fill_queue() -> int:
     return posted.count(0)
 
 
-def _fork_while_kept(library: ctypes.CDLL) -> int:
-    """Fork while one of our threads keeps the GIL; return the status of the child, which runs Python."""
+def _fork_into_python(library: ctypes.CDLL) -> int:
+    child: int = library.fork_while_kept(KEPT_MS)
+    if child == 0:
+        os._exit(sum([0]))
+    return os.waitpid(child, 0)[1]
+
+
+FORKS_WHILE_KEPT: dict[str, Callable[[ctypes.CDLL], int]] = {
+    "kept": _fork_into_python,
+    "kept, native thread": lambda library: int(library.fork_on_thread_while_kept()),
+    "used, native thread": lambda library: int(library.fork_on_thread_while_used()),
+}
+
+
+def _fork_while_kept(library: ctypes.CDLL, fork: Callable[[ctypes.CDLL], int]) -> int:
+    """Fork while one of our threads keeps the GIL; return the status of the child, which enters Python."""
 
     def keep() -> None:
         walker.mark_profiler_thread(True)
@@ -83,11 +98,9 @@ def _fork_while_kept(library: ctypes.CDLL) -> int:
     library.prepare_to_keep()
     keeper = threading.Thread(target=keep)
     keeper.start()
-    child = library.fork_while_kept(KEPT_MS)
-    if child == 0:
-        os._exit(sum([0]))
+    status = fork(library)
     keeper.join()
-    return os.waitpid(child, 0)[1]
+    return status
 
 
 class SlowFile(logging.Handler):
@@ -148,8 +161,8 @@ def main(how: str, path: str) -> None:
     if how == "queue":
         print("posted", _fill_queue(), flush=True)
         threads: list[threading.Thread] = []
-    elif how == "kept":
-        print("status", _fork_while_kept(library), flush=True)
+    elif how in FORKS_WHILE_KEPT:
+        print("status", _fork_while_kept(library, FORKS_WHILE_KEPT[how]), flush=True)
         threads = []
     elif how.startswith("log "):
         if how == "log os.fork":

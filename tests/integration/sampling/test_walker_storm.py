@@ -108,8 +108,9 @@ def test_children_inherit_no_lock_of_a_log_handler_that_our_thread_uses(how: str
         assert target.line("went well") == "60"
 
 
-def test_child_of_a_fork_while_our_thread_keeps_the_gil_runs_python(library: Path) -> None:
-    with Target("foreign_forks.py", "kept", str(library)) as target:
+@pytest.mark.parametrize("how", ["kept", "kept, native thread", "used, native thread"])
+def test_child_of_a_fork_while_our_thread_keeps_the_gil_runs_python(how: str, library: Path) -> None:
+    with Target("foreign_forks.py", how, str(library)) as target:
         assert target.finish() == 0
         assert target.line("status") == "0"
 
