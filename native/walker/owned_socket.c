@@ -13,6 +13,7 @@
 #include "forks.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <string.h>
 #include <structmember.h>
@@ -79,13 +80,28 @@ void sockets_close(pid_t spared_maker)
     }
 }
 
+/* Return a new socket, or -1. It gets no number of a closed standard stream: what the application, or C code in it,
+ * writes to standard error would be part of the stream. */
+static int new_descriptor(void)
+{
+    const int made = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (made < 0 || made > STDERR_FILENO) {
+        return made;
+    }
+    const int moved = fcntl(made, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    const int error = errno;
+    (void)close(made);
+    errno = error;
+    return moved;
+}
+
 /* Note what the new socket is known by. A fork by C code between its system call and the last line here leaves the child
  * with a copy that nothing closes. */
 static bool make_socket(OwnedSocket *self)
 {
     struct stat made;
     self->maker = getpid();
-    self->descriptor = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    self->descriptor = new_descriptor();
     if (self->descriptor < 0 || fstat(self->descriptor, &made) != 0) {
         return false;
     }

@@ -6,6 +6,8 @@ import ctypes
 import errno
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._walker")
 from owned_pairs import owned_pair
+from target_process import environment
 
 from splunk_profiler._walker import OwnedSocket, close_inherited_sockets, prepare_fork, set_after_fork_in_child
 
@@ -212,3 +215,22 @@ def test_socket_name_that_is_too_long_is_an_error() -> None:
             begin(b"\0" + bytes(108))
     with pytest.raises(TypeError, match="cannot create"):
         OwnedSocket()
+
+
+_STREAMS = """
+import os
+from splunk_profiler._walker import OwnedSocket
+os.close(0)
+os.close(2)
+listener = OwnedSocket.listen(b'\\0' + os.urandom(16).hex().encode())
+opened = [os.open('/dev/null', os.O_RDONLY), os.open('/dev/null', os.O_RDONLY)]
+print(opened, listener.descriptor > 2, os.get_inheritable(listener.descriptor), os.get_blocking(listener.descriptor))
+print(listener.close())
+"""
+
+
+def test_socket_takes_no_number_of_a_closed_standard_stream() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _STREAMS], env=environment(), check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["[0, 2] True False False", "True"]
