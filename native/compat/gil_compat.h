@@ -102,14 +102,7 @@ static inline void compat_reinit_gil(PyInterpreterState *interp)
  * of subinterpreters and foreign threads, where it is unknown. */
 static inline bool compat_can_release_gil(void)
 {
-    PyThreadState *running = compat_unchecked_thread();
-#if PY_VERSION_HEX >= 0x030C0000
-    return running != NULL;
-#else
-    /* One value for the whole process. Another thread may end and free its state meanwhile: compare only the
-     * address. */
-    return running != NULL && running == PyGILState_GetThisThreadState();
-#endif
+    return compat_calling_thread() != NULL;
 }
 
 /* Return true if waiting for one of CPython's locks in this thread may release and retake the GIL. */

@@ -6,7 +6,7 @@
  *
  * A handler that the application installs replaces ours, as it would replace the default. A forked child
  * inherits our handler but not the thread. There the default action happens at once, until the child opens a
- * listener of its own.
+ * listener of its own. It also happens at once where a thread other than the main thread sends its process the signal.
  */
 #include "py_compat.h"
 
@@ -51,15 +51,17 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
 {
     const int saved = errno;
     const pid_t pid = getpid();
-    if (pid != atomic_load(&sigterm_listener.pid)) {
+    const bool is_from_self = (info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == pid;
+    /* A signal that a process sends to itself takes effect before the call returns (uvicorn ends so). No code
+     * after that call may run. The waiting thread parks the main thread, for which it needs no GIL. No other thread
+     * can be parked; its call is one with the GIL, so the main thread does not have the GIL meanwhile. */
+    if (pid != atomic_load(&sigterm_listener.pid)
+        || (is_from_self && !(compat_is_main_thread() && compat_calling_thread() != NULL))) {
         restore_default_action();
         (void)kill(pid, SIGTERM); /* blocked until this handler returns */
         errno = saved;
         return;
     }
-    /* A signal that a process sends to itself takes effect before the call returns (uvicorn ends so). No code
-     * after that call may run. The waiting thread parks the main thread, for which it needs no GIL. */
-    const bool is_from_self = (info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == pid;
     if (is_from_self) {
         atomic_store(&sigterm_listener.is_from_self, true);
     }

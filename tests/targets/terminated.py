@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
 
 from marked_work import LEDGER, load_exporter, say, wait, work
 from opentelemetry import trace
@@ -46,6 +48,28 @@ def killing() -> None:
     _until_told()
     os.kill(os.getpid(), signal.SIGTERM)
     say("survived")
+
+
+def thread_raising() -> None:
+    """A thread's `signal.raise_signal` must not come back."""
+    _on_thread(lambda: signal.raise_signal(signal.SIGTERM))
+
+
+def thread_killing() -> None:
+    """A thread's `os.kill` of the process ends the thread, too."""
+    _on_thread(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def _on_thread(end: Callable[[], object]) -> None:
+    def run() -> None:
+        _until_told()
+        end()
+        sum(range(10**7))  # longer than the system needs to end all threads; keeps the GIL
+        say("survived")
+        os._exit(3)
+
+    threading.Thread(target=run).start()
+    signal.pause()
 
 
 def restoring() -> None:
@@ -127,8 +151,8 @@ def _until_told() -> None:
 _STATES = {
     function.__name__: function
     for function in (
-        waiting, busy, stuck, raising, killing, restoring, ignoring, stopped, forked, multiprocessing_fork,
-        multiprocessing_spawn,
+        waiting, busy, stuck, raising, killing, thread_raising, thread_killing, restoring, ignoring, stopped, forked,
+        multiprocessing_fork, multiprocessing_spawn,
     )
 }  # fmt: skip
 

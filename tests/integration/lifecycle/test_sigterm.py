@@ -78,6 +78,15 @@ def test_a_process_that_sends_itself_sigterm_runs_no_code_after_it(state: str, t
         wait_until(lambda: _is_marked(tmp_path, target.pid))
 
 
+@pytest.mark.parametrize("state", ["thread_raising", "thread_killing"])
+def test_a_thread_that_sends_its_process_sigterm_runs_no_code_after_it(state: str, tmp_path: Path) -> None:
+    with Target("terminated.py", state, env=_to_files(tmp_path)) as target:
+        target.line("ready")
+        target.tell("go")
+        assert target.finish() == -signal.SIGTERM, target.output
+        assert "survived" not in target.final_output()
+
+
 def test_sigterm_ends_a_process_whose_profiler_was_stopped(tmp_path: Path) -> None:
     with Target("terminated.py", "stopped", env=_to_files(tmp_path)) as target:
         target.line("ready")
