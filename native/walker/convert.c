@@ -197,9 +197,9 @@ PyObject *convert_thread(ticker_state *ticker, const module_state *module, const
     return make_tuple(module->types[RAW_THREAD], items, THREAD_FIELD_COUNT);
 }
 
-PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, raw_snapshot *raw)
+PyObject *convert_snapshot(PyObject *owner, ticker_state *ticker, const module_state *module, raw_snapshot *raw)
 {
-    PyObject *threads = raw_threads_new(module->raw_threads_type, ticker, raw);
+    PyObject *threads = raw_threads_new(module->raw_threads_type, owner, ticker, raw);
     if (threads == NULL) {
         return NULL;
     }

@@ -7,18 +7,19 @@
 
 typedef struct {
     PyObject_HEAD
-    ticker_state *ticker;   /* one reference */
+    PyObject *owner;        /* owned: the Ticker, whose callables convert_thread calls */
+    ticker_state *ticker;   /* of the Ticker */
     raw_snapshot *snapshot; /* NULL: the collector has cleared it */
 } RawThreads;
 
-PyObject *raw_threads_new(PyTypeObject *type, ticker_state *ticker, raw_snapshot *snapshot)
+PyObject *raw_threads_new(PyTypeObject *type, PyObject *owner, ticker_state *ticker, raw_snapshot *snapshot)
 {
     RawThreads *self = (RawThreads *)type->tp_alloc(type, 0);
     if (self == NULL) {
         snapshot_free(ticker, snapshot);
         return NULL;
     }
-    atomic_fetch_add(&ticker->refcount, 1);
+    self->owner = Py_NewRef(owner);
     self->ticker = ticker;
     self->snapshot = snapshot;
     return (PyObject *)self;
@@ -51,9 +52,11 @@ static PyObject *raw_threads_item(RawThreads *self, Py_ssize_t index)
 static int raw_threads_traverse(RawThreads *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->owner);
     return self->snapshot == NULL ? 0 : snapshot_traverse(self->snapshot, visit, arg);
 }
 
+/* The Ticker stays until the end: the snapshot is freed with its state. Its own clear breaks cycles. */
 static int raw_threads_clear(RawThreads *self)
 {
     raw_snapshot *snapshot = self->snapshot;
@@ -70,7 +73,7 @@ static void raw_threads_dealloc(RawThreads *self)
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     (void)raw_threads_clear(self);
-    ticker_state_unref(self->ticker);
+    Py_DECREF(self->owner);
     type->tp_free(self);
     Py_DECREF(type);
 }

@@ -363,15 +363,15 @@ int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg);
 int thread_traverse(const raw_thread *thread, visitproc visit, void *arg);
 int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg);
 
-/* convert.c: makes Python values, on the worker thread. GIL held. New references. */
-PyObject *convert_snapshot(ticker_state *ticker, const module_state *module, raw_snapshot *snapshot); /* steals it */
+/* convert.c: makes Python values, on the worker thread. GIL held. New references. A snapshot is stolen. */
+PyObject *convert_snapshot(PyObject *owner, ticker_state *ticker, const module_state *module, raw_snapshot *snapshot);
 PyObject *convert_stack(ticker_state *ticker, raw_stack *stack); /* a reference borrowed from `stack` */
 PyObject *convert_thread(ticker_state *ticker, const module_state *module, const raw_thread *thread);
 PyObject *new_ref_or_none(PyObject *object); /* of None for NULL */
 void frame_cache_clear(frame_cache *cache);
 
-/* raw_threads.c: the threads of a snapshot as a Python sequence. GIL held. */
-PyObject *raw_threads_new(PyTypeObject *type, ticker_state *ticker, raw_snapshot *snapshot); /* steals it */
+/* raw_threads.c: the threads of a snapshot as a Python sequence. GIL held. `owner`: the Ticker; steals the snapshot. */
+PyObject *raw_threads_new(PyTypeObject *type, PyObject *owner, ticker_state *ticker, raw_snapshot *snapshot);
 /* Borrowed from a RawThreads; NULL: the collector has cleared it. */
 const raw_snapshot *raw_threads_snapshot(PyObject *threads);
 ticker_state *raw_threads_ticker(PyObject *threads);

@@ -124,7 +124,8 @@ static PyObject *ticker_drain(Ticker *self, PyObject *timeout)
     for (raw_snapshot *snapshot = snapshots_take(ticker), *next; snapshot != NULL; snapshot = next) {
         next = snapshot->next;
         if (drained != NULL) {
-            (void)append_item(&drained, convert_snapshot(ticker, state_of((PyObject *)self), snapshot));
+            (void)append_item(&drained,
+                              convert_snapshot((PyObject *)self, ticker, state_of((PyObject *)self), snapshot));
         }
         else { /* one has failed, and the others are lost */
             snapshot_free(ticker, snapshot);

@@ -316,7 +316,7 @@ def test_a_ticker_in_a_cycle_is_collected_with_all_that_it_holds() -> None:
         holder.append(ticker)
         current.set(holder)
         ticker.capture()
-        ticker.drain(0)
+        holder.extend(ticker.drain(0))
         for _ in range(2):
             ticker.capture()
         current.set(None)

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
-from walker_factory import Frames, make, pair
+from walker_factory import Frames, make, name, pair
 
 from splunk_profiler import _walker as walker
 
@@ -51,6 +51,21 @@ def test_a_constructor_that_drains_and_captures_itself_does_no_harm() -> None:
     (snapshot,) = ticker.drain(0)
     assert list(snapshot.threads)
     assert len(inner) > 1
+
+
+def test_a_constructor_that_drops_the_ticker_of_a_snapshot_does_no_harm() -> None:
+    tickers: list[walker.Ticker[Any, Any]] = []
+
+    def make_frame(code: CodeType, offset: int, namespace: dict[str, Any]) -> str:
+        tickers.clear()
+        return name(code, offset, namespace)
+
+    tickers.append(make(make_frame=make_frame))
+    tickers[0].capture()
+    (snapshot,) = tickers[0].drain(0)
+    stacks = [thread.stack for thread in snapshot.threads]
+    assert not tickers
+    assert any(len(stack[0]) > 1 for stack in stacks)
 
 
 def test_the_table_of_known_frames_is_bounded() -> None:
