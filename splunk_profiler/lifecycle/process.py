@@ -200,6 +200,8 @@ class ProcessProfiler:
             has_lost_threads=self._has_lost_threads,
         )
         self._unfinished = profiler
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            logger.isEnabledFor(level)  # takes a lock the first time; under gevent no thread of ours may have it
         try:
             if not profiler.start():
                 self._unfinished = None

@@ -323,6 +323,45 @@ splunk_profiler.stop(0)
     assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in said
 
 
+def test_no_thread_of_the_profiler_takes_the_lock_of_logging() -> None:
+    code = """
+import logging, threading
+
+class Lock:
+    def __init__(self, lock):
+        self.lock, self.takers = lock, set()
+
+    def acquire(self):
+        self.takers.add(threading.current_thread().name)
+        return self.lock.acquire()
+
+    def release(self):
+        self.lock.release()
+
+    __enter__ = acquire
+
+    def __exit__(self, *_):
+        self.release()
+
+class Handler(logging.Handler):
+    has_line_of_ours = threading.Event()
+
+    def emit(self, record):
+        if record.threadName.startswith("splunk-profiler-"):
+            self.has_line_of_ours.set()
+
+logging.getLogger().addHandler(Handler())
+logging._lock = Lock(logging._lock)
+import splunk_profiler
+assert splunk_profiler.start()
+assert Handler.has_line_of_ours.wait(50)
+splunk_profiler.stop(0)
+print(sorted(logging._lock.takers))
+"""
+    said = _run(code, SPLUNK_PROFILER_ENABLED="true", ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED="true")
+    assert said == "['MainThread']\n"
+
+
 def test_start_during_an_import_loads_neither_grpc_nor_sdk_nor_ssl(tmp_path: Path) -> None:
     (tmp_path / "application.py").write_text(
         "import sys, time, splunk_profiler as p\nassert p.start()\n"
