@@ -51,8 +51,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return two workers more than there are processors: many tests wait for processes of theirs."""
-    return (os.cpu_count() or 1) + 2
+    """Return one worker more than there are processors: many tests wait for processes of theirs."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
