@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-OFF = "http://127.0.0.1:9"  # nothing listens there: these tests do not look at what is sent
-
-
-def _run(code: str, **variables: str) -> str:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_", "ELASTIC_"))}
-    env |= {"SPLUNK_PROFILER_LOGS_ENDPOINT": OFF, **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
+from short_programs import run_code
 
 PUBLISHING = ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED")
 THREADS = "len(__import__('threading').enumerate())"
@@ -38,7 +24,7 @@ def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
         "assert loaded <= {'splunk_profiler', 'splunk_profiler.activation', '__future__'}, loaded\n"
         "import os; assert len(os.listdir('/proc/self/task')) == 1\n"
     )
-    _run(code, SPLUNK_PROFILER_ENABLED=value)
+    run_code(code, SPLUNK_PROFILER_ENABLED=value)
 
 
 @pytest.mark.parametrize("value", ["", " FALSE ", "auto"])
@@ -47,7 +33,7 @@ def test_publishing_is_off_with_the_profiler_unless_it_is_asked_for(value: str) 
         "import sys, splunk_profiler as p\nassert p.start() is False\n"
         "assert 'splunk_profiler.config' not in sys.modules\n"
     )
-    _run(code, **dict.fromkeys(PUBLISHING, value))
+    run_code(code, **dict.fromkeys(PUBLISHING, value))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
@@ -63,7 +49,7 @@ def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_sdk(name: 
         f"p.stop()\nassert {THREADS} == 1\n"
         f"assert p.start()\np.stop()\nassert {THREADS} == 1\n"
     )
-    assert "Traceback" not in _run(code, **{name: "true"})
+    assert "Traceback" not in run_code(code, **{name: "true"})
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -73,13 +59,13 @@ def test_publishing_without_the_extension_is_off_and_logged_if_asked_for(asked: 
         f"import splunk_profiler as p\nassert p.start() is {not asked}\np.stop()\n"
     )
     settings = {PUBLISHING[0]: "true"} if asked else {"SPLUNK_PROFILER_ENABLED": "true"}
-    said = _run(code, **settings)
+    said = run_code(code, **settings)
     assert said.count("nothing is published to host profilers: the C extension") == asked
 
 
 @pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
 def test_sdk_disabled_or_another_kind_of_context_keeps_publishing_off() -> None:
-    said = _run(
+    said = run_code(
         "import splunk_profiler as p\nassert not p.start()\n", OTEL_SDK_DISABLED="true", **{PUBLISHING[1]: "true"}
     )
     assert said.count("OTEL_SDK_DISABLED=true") == 1
@@ -92,7 +78,7 @@ def test_sdk_disabled_or_another_kind_of_context_keeps_publishing_off() -> None:
         "c._RUNTIME_CONTEXT = Runtime()\n"
         "import splunk_profiler as p\nassert not p.start()\n"
     )
-    assert "OTEL_PYTHON_CONTEXT" in _run(code, **{PUBLISHING[1]: "true"})
+    assert "OTEL_PYTHON_CONTEXT" in run_code(code, **{PUBLISHING[1]: "true"})
 
 
 def test_on_starts_one_profiler_however_often_it_is_started() -> None:
@@ -101,7 +87,7 @@ def test_on_starts_one_profiler_however_often_it_is_started() -> None:
         "import splunk_profiler as p\nassert p.start() and p.start()\nfirst = threads()\nassert len(first) > 1\n"
         f"assert p.start(p.Config(enabled=True))\nassert threads() == first\np.stop()\nassert {THREADS} == 1\n"
     )
-    _run(code, SPLUNK_PROFILER_ENABLED="true")
+    run_code(code, SPLUNK_PROFILER_ENABLED="true")
 
 
 @pytest.mark.parametrize("exporter", ["auto", "thread"])
@@ -116,11 +102,11 @@ def test_threads_take_short_turns_while_the_profiler_is_loaded(exporter: str) ->
         "assert long == ['splunk_profiler.system', 'splunk_profiler.system.short_turns'] and len(ours) > 50, long\n"
         "p.stop()\nassert sys.getswitchinterval() == before\n"
     )
-    _run(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_EXPORTER=exporter)
+    run_code(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_EXPORTER=exporter)
 
 
 def test_it_can_be_started_again_after_a_stop() -> None:
-    _run(
+    run_code(
         "import splunk_profiler as p\nfor _ in range(3):\n"
         f"    assert p.start()\n    assert {THREADS} > 1\n    p.stop()\n    assert {THREADS} == 1\n",
         SPLUNK_PROFILER_ENABLED="true",
@@ -132,14 +118,14 @@ def test_the_environment_is_read_once() -> None:
         "import os, splunk_profiler as p\nassert not p.start()\n"
         "os.environ['SPLUNK_PROFILER_ENABLED'] = 'true'\nassert not p.start()\n"
     )
-    _run(code)
+    run_code(code)
 
 
 def test_a_config_in_code_holds_where_the_environment_says_nothing() -> None:
-    _run(
+    run_code(
         "import splunk_profiler as p\nassert not p.start()\nassert p.start(p.Config(enabled=True))\nassert p.start()\n"
     )
-    _run(
+    run_code(
         f"import splunk_profiler as p\nassert not p.start(p.Config(enabled=False))\nassert {THREADS} == 1\n",
         SPLUNK_PROFILER_ENABLED="true",
     )
@@ -150,7 +136,7 @@ def test_an_explicit_false_wins_over_code_and_snapshot_profiles() -> None:
         "import splunk_profiler as p\nassert not p.start()\nassert not p.start(p.Config(enabled=True))\n"
         f"p.stop()\nassert not p.start()\nassert {THREADS} == 1\n"
     )
-    said = _run(code, SPLUNK_PROFILER_ENABLED=" FALSE ", SPLUNK_SNAPSHOT_PROFILER_ENABLED="true")
+    said = run_code(code, SPLUNK_PROFILER_ENABLED=" FALSE ", SPLUNK_SNAPSHOT_PROFILER_ENABLED="true")
     assert "SPLUNK_PROFILER_ENABLED=false: the profiler stays off" in said
 
 
@@ -161,7 +147,7 @@ def test_second_start_with_other_settings_keeps_the_first_and_warns_once() -> No
         "assert not p.start(p.Config(enabled=True, max_stack_depth=9))\n"
         f"p.stop()\nassert not p.start()\nassert {THREADS} == 1\n"
     )
-    assert _run(code).count("another start() has no effect on enabled\n") == 1
+    assert run_code(code).count("another start() has no effect on enabled\n") == 1
 
 
 def test_the_settings_of_the_first_start_hold_after_a_stop() -> None:
@@ -170,18 +156,18 @@ def test_the_settings_of_the_first_start_hold_after_a_stop() -> None:
         "os.environ['SPLUNK_PROFILER_ENABLED'] = 'false'\n"
         "assert p.start() and p.start(p.Config(enabled=False))\np.stop()\n"
     )
-    assert "another start() has no effect on enabled\n" in _run(code)
+    assert "another start() has no effect on enabled\n" in run_code(code)
 
 
 def test_opentelemetrys_own_switch_goes_before_ours_and_says_so() -> None:
     code = f"import splunk_profiler as p\nassert not p.start() and not p.start()\nassert {THREADS} == 1\n"
-    said = _run(code, SPLUNK_PROFILER_ENABLED="true", OTEL_SDK_DISABLED="true")
+    said = run_code(code, SPLUNK_PROFILER_ENABLED="true", OTEL_SDK_DISABLED="true")
     assert said.count("OTEL_SDK_DISABLED=true") == 1
 
 
 def test_a_wrong_value_is_logged_once_and_the_application_continues() -> None:
     code = "import splunk_profiler as p\nprint(p.start(), p.start())\n"
-    said = _run(code, SPLUNK_PROFILER_ENABLED="maybe", SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc")
+    said = run_code(code, SPLUNK_PROFILER_ENABLED="maybe", SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc")
     assert "False False" in said
     assert said.count("SPLUNK_PROFILER_ENABLED='maybe' is not usable") == 1
     assert said.count("SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'") == 1
@@ -219,147 +205,7 @@ forked.set()
 starter.join()
 print(os.waitpid(child, 0)[1])
 """
-    assert _run(code, PYTHONWARNINGS="ignore") == "0\n"
-
-
-def test_start_that_a_signal_handler_ended_keeps_no_fork_waiting() -> None:
-    code = """
-import os, sys, threading, time
-from splunk_profiler.activation import ForkGate
-
-gate = ForkGate()
-
-def interrupt(frame, event, _):
-    if frame.f_code is ForkGate.__exit__.__code__:
-        sys.settrace(None)
-        raise KeyboardInterrupt  # as a handler would that runs before the first line
-
-def fork():
-    child = os.fork()
-    if child == 0:
-        os._exit(gate.has_locked_imports())
-    print(os.waitpid(child, 0)[1])
-
-sys.settrace(interrupt)
-try:
-    with gate:
-        pass
-except KeyboardInterrupt:
-    pass
-forking = threading.Thread(target=fork, daemon=True)
-forking.start()
-until = time.monotonic() + 30
-while forking.is_alive() and time.monotonic() < until:
-    sum(range(1000))
-"""
-    assert _run(code, PYTHONWARNINGS="ignore") == "0\n"
-
-
-def test_child_interrupted_by_a_signal_in_its_fork_is_profiled() -> None:
-    code = """
-import os, sys, threading
-import splunk_profiler
-from splunk_profiler.otel.runtime_id import RuntimeId
-
-original = RuntimeId.new_for_child
-
-def interrupted(self):
-    RuntimeId.new_for_child = original
-    raise KeyboardInterrupt
-
-assert splunk_profiler.start()
-RuntimeId.new_for_child = interrupted
-child = os.fork()
-if child == 0:
-    print(splunk_profiler.start(), any("sampler" in thread.name for thread in threading.enumerate()), flush=True)
-    splunk_profiler.stop(0)
-    os._exit(0)
-print(os.waitpid(child, 0)[1], flush=True)
-splunk_profiler.stop(0)
-"""
-    said = _run(code, SPLUNK_PROFILER_ENABLED="true", PYTHONWARNINGS="ignore")
-    assert said.startswith("True True\n0\n")
-
-
-def test_hooks_of_multiprocessing_are_as_many_after_many_starts_and_forks() -> None:
-    code = """
-import multiprocessing.util
-import splunk_profiler
-
-def count_hooks(generations):
-    for _ in range(3):
-        assert splunk_profiler.start()
-        splunk_profiler.stop(0)
-    print(len(multiprocessing.util._afterfork_registry), flush=True)
-    if generations:
-        assert splunk_profiler.start()
-        child = multiprocessing.get_context("fork").Process(target=count_hooks, args=(generations - 1,))
-        child.start()
-        child.join()
-
-count_hooks(2)
-"""
-    said = _run(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_EXPORTER="thread", PYTHONWARNINGS="ignore")
-    assert len(set(said.split())) == 1, said
-    assert len(said.split()) == 3
-
-
-def test_log_handler_of_the_application_that_raises_stops_nothing() -> None:
-    code = """
-import logging
-import splunk_profiler
-
-class Raising(logging.Handler):
-    def emit(self, record):
-        raise ValueError("of the handler")
-
-logging.getLogger().addHandler(Raising())
-print(splunk_profiler.start(), flush=True)
-splunk_profiler.stop(0)
-"""
-    said = _run(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc")
-    assert said.startswith("True\n")
-    assert "ValueError: of the handler" in said
-    assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in said
-
-
-def test_no_thread_of_the_profiler_takes_the_lock_of_logging() -> None:
-    code = """
-import logging, threading
-
-class Lock:
-    def __init__(self, lock):
-        self.lock, self.takers = lock, set()
-
-    def acquire(self):
-        self.takers.add(threading.current_thread().name)
-        return self.lock.acquire()
-
-    def release(self):
-        self.lock.release()
-
-    __enter__ = acquire
-
-    def __exit__(self, *_):
-        self.release()
-
-class Handler(logging.Handler):
-    has_line_of_ours = threading.Event()
-
-    def emit(self, record):
-        if record.threadName.startswith("splunk-profiler-"):
-            self.has_line_of_ours.set()
-
-logging.getLogger().addHandler(Handler())
-logging._lock = Lock(logging._lock)
-import splunk_profiler
-assert splunk_profiler.start()
-assert Handler.has_line_of_ours.wait(50)
-splunk_profiler.stop(0)
-print(sorted(logging._lock.takers))
-"""
-    said = _run(code, SPLUNK_PROFILER_ENABLED="true", ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED="true")
-    assert said == "['MainThread']\n"
+    assert run_code(code, PYTHONWARNINGS="ignore") == "0\n"
 
 
 def test_start_during_an_import_loads_neither_grpc_nor_sdk_nor_ssl(tmp_path: Path) -> None:
@@ -370,7 +216,7 @@ def test_start_during_an_import_loads_neither_grpc_nor_sdk_nor_ssl(tmp_path: Pat
         "assert not heavy, heavy\n",
         "utf-8",
     )
-    _run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import application", SPLUNK_PROFILER_ENABLED="true")
+    run_code(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import application", SPLUNK_PROFILER_ENABLED="true")
 
 
 def test_starting_installs_no_tracer_provider() -> None:
@@ -379,7 +225,7 @@ def test_starting_installs_no_tracer_provider() -> None:
         "from opentelemetry import trace\nfrom opentelemetry.sdk.trace import TracerProvider\n"
         "mine = TracerProvider()\ntrace.set_tracer_provider(mine)\nassert trace.get_tracer_provider() is mine\n"
     )
-    assert "not allowed" not in _run(code, SPLUNK_PROFILER_ENABLED="true")
+    assert "not allowed" not in run_code(code, SPLUNK_PROFILER_ENABLED="true")
 
 
 def test_start_that_cannot_make_a_thread_leaves_nothing_and_raises_nothing() -> None:
@@ -388,7 +234,7 @@ def test_start_that_cannot_make_a_thread_leaves_nothing_and_raises_nothing() -> 
         "threading.Thread.start = lambda self: (_ for _ in ()).throw(RuntimeError('cannot start new thread'))\n"
         f"assert p.start() is False\nassert {THREADS} == 1\n"
     )
-    assert "cannot start new thread" in _run(code, SPLUNK_PROFILER_ENABLED="true")
+    assert "cannot start new thread" in run_code(code, SPLUNK_PROFILER_ENABLED="true")
 
 
 SUBINTERPRETER = """
@@ -407,6 +253,6 @@ splunk_profiler.stop()
 
 def test_a_subinterpreter_is_not_profiled_and_the_log_reports_it() -> None:
     module = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
-    said = _run(SUBINTERPRETER.format(module=module), SPLUNK_PROFILER_ENABLED="true")
+    said = run_code(SUBINTERPRETER.format(module=module), SPLUNK_PROFILER_ENABLED="true")
     assert said.count("stays off in this subinterpreter") == 3
     assert "Traceback" not in said

@@ -1,0 +1,145 @@
+"""Starts, forks and log lines that handlers of the application disturb, each case in a process of its own."""
+
+from __future__ import annotations
+
+from short_programs import run_code
+
+
+def test_start_that_a_signal_handler_ended_keeps_no_fork_waiting() -> None:
+    code = """
+import os, sys, threading, time
+from splunk_profiler.activation import ForkGate
+
+gate = ForkGate()
+
+def interrupt(frame, event, _):
+    if frame.f_code is ForkGate.__exit__.__code__:
+        sys.settrace(None)
+        raise KeyboardInterrupt  # as a handler would that runs before the first line
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(gate.has_locked_imports())
+    print(os.waitpid(child, 0)[1])
+
+sys.settrace(interrupt)
+try:
+    with gate:
+        pass
+except KeyboardInterrupt:
+    pass
+forking = threading.Thread(target=fork, daemon=True)
+forking.start()
+until = time.monotonic() + 30
+while forking.is_alive() and time.monotonic() < until:
+    sum(range(1000))
+"""
+    assert run_code(code, PYTHONWARNINGS="ignore") == "0\n"
+
+
+def test_child_interrupted_by_a_signal_in_its_fork_is_profiled() -> None:
+    code = """
+import os, sys, threading
+import splunk_profiler
+from splunk_profiler.otel.runtime_id import RuntimeId
+
+original = RuntimeId.new_for_child
+
+def interrupted(self):
+    RuntimeId.new_for_child = original
+    raise KeyboardInterrupt
+
+assert splunk_profiler.start()
+RuntimeId.new_for_child = interrupted
+child = os.fork()
+if child == 0:
+    print(splunk_profiler.start(), any("sampler" in thread.name for thread in threading.enumerate()), flush=True)
+    splunk_profiler.stop(0)
+    os._exit(0)
+print(os.waitpid(child, 0)[1], flush=True)
+splunk_profiler.stop(0)
+"""
+    said = run_code(code, SPLUNK_PROFILER_ENABLED="true", PYTHONWARNINGS="ignore")
+    assert said.startswith("True True\n0\n")
+
+
+def test_hooks_of_multiprocessing_are_as_many_after_many_starts_and_forks() -> None:
+    code = """
+import multiprocessing.util
+import splunk_profiler
+
+def count_hooks(generations):
+    for _ in range(3):
+        assert splunk_profiler.start()
+        splunk_profiler.stop(0)
+    print(len(multiprocessing.util._afterfork_registry), flush=True)
+    if generations:
+        assert splunk_profiler.start()
+        child = multiprocessing.get_context("fork").Process(target=count_hooks, args=(generations - 1,))
+        child.start()
+        child.join()
+
+count_hooks(2)
+"""
+    said = run_code(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_EXPORTER="thread", PYTHONWARNINGS="ignore")
+    assert len(set(said.split())) == 1, said
+    assert len(said.split()) == 3
+
+
+def test_log_handler_of_the_application_that_raises_stops_nothing() -> None:
+    code = """
+import logging
+import splunk_profiler
+
+class Raising(logging.Handler):
+    def emit(self, record):
+        raise ValueError("of the handler")
+
+logging.getLogger().addHandler(Raising())
+print(splunk_profiler.start(), flush=True)
+splunk_profiler.stop(0)
+"""
+    said = run_code(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc")
+    assert said.startswith("True\n")
+    assert "ValueError: of the handler" in said
+    assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in said
+
+
+def test_no_thread_of_the_profiler_takes_the_lock_of_logging() -> None:
+    code = """
+import logging, threading
+
+class Lock:
+    def __init__(self, lock):
+        self.lock, self.takers = lock, set()
+
+    def acquire(self):
+        self.takers.add(threading.current_thread().name)
+        return self.lock.acquire()
+
+    def release(self):
+        self.lock.release()
+
+    __enter__ = acquire
+
+    def __exit__(self, *_):
+        self.release()
+
+class Handler(logging.Handler):
+    has_line_of_ours = threading.Event()
+
+    def emit(self, record):
+        if record.threadName.startswith("splunk-profiler-"):
+            self.has_line_of_ours.set()
+
+logging.getLogger().addHandler(Handler())
+logging._lock = Lock(logging._lock)
+import splunk_profiler
+assert splunk_profiler.start()
+assert Handler.has_line_of_ours.wait(50)
+splunk_profiler.stop(0)
+print(sorted(logging._lock.takers))
+"""
+    said = run_code(code, SPLUNK_PROFILER_ENABLED="true", ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED="true")
+    assert said == "['MainThread']\n"
