@@ -127,9 +127,7 @@ def run_server(directory: Path) -> Iterator[int]:
             assert process.stdout is not None
             yield int(process.stdout.readline())
         finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(DEADLINE_S)
+            process.kill()  # nothing of it is kept
 
 
 def _logs(resource: dict[str, Any]) -> Iterator[dict[str, Any]]:
