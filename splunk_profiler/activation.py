@@ -120,12 +120,13 @@ class ForkGate:
 
         A handler may raise before the first line of `__exit__`. Such a thread has no function of ours on its stack.
         """
-        frames = sys._current_frames()
+        others = [ids for ids in self._starting_threads.copy() if ids[0] != own]
+        frames = sys._current_frames() if others else {}  # takes time at each fork
         found = []
-        for ids in self._starting_threads.copy():
-            if ids[0] != own and (own not in frames or _is_in_package(frames.get(ids[0]))):  # or idents are greenlets'
+        for ids in others:
+            if own not in frames or _is_in_package(frames.get(ids[0])):  # or idents are greenlets'
                 found.append(ids[1])
-            elif ids[0] != own:
+            else:
                 self._forget(ids)
         return found
 
