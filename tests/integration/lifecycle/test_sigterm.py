@@ -32,6 +32,16 @@ def _terminate(target: Target) -> None:
     assert target.finish() == -signal.SIGTERM, target.output
 
 
+def _end_by_itself(state: str, directory: Path) -> int:
+    """Let a process send itself SIGTERM, after which it may run no code; return its pid."""
+    with Target("terminated.py", state, env=_to_files(directory)) as target:
+        target.line("ready")
+        target.tell("go")
+        assert target.finish() == -signal.SIGTERM, target.output
+        assert "survived" not in target.final_output()
+        return target.pid
+
+
 def test_sigterm_sends_the_last_interval(destination: Destination) -> None:
     with Target("terminated.py", "waiting", env=destination.settings) as target:
         _terminate(target)
@@ -70,29 +80,17 @@ def test_sigterm_ends_a_process_in_time_although_the_collector_hangs(state: str)
 
 @pytest.mark.parametrize("state", ["raising", "killing", "restoring"])
 def test_a_process_that_sends_itself_sigterm_runs_no_code_after_it(state: str, tmp_path: Path) -> None:
-    with Target("terminated.py", state, env=_to_files(tmp_path)) as target:
-        target.line("ready")
-        target.tell("go")
-        assert target.finish() == -signal.SIGTERM, target.output
-        assert "survived" not in target.final_output()
-        wait_until(lambda: _is_marked(tmp_path, target.pid))
+    pid = _end_by_itself(state, tmp_path)
+    wait_until(lambda: _is_marked(tmp_path, pid))
 
 
 @pytest.mark.parametrize("state", ["thread_raising", "thread_killing"])
 def test_a_thread_that_sends_its_process_sigterm_runs_no_code_after_it(state: str, tmp_path: Path) -> None:
-    with Target("terminated.py", state, env=_to_files(tmp_path)) as target:
-        target.line("ready")
-        target.tell("go")
-        assert target.finish() == -signal.SIGTERM, target.output
-        assert "survived" not in target.final_output()
+    _end_by_itself(state, tmp_path)
 
 
 def test_sigterm_ends_a_process_whose_profiler_was_stopped(tmp_path: Path) -> None:
-    with Target("terminated.py", "stopped", env=_to_files(tmp_path)) as target:
-        target.line("ready")
-        target.tell("go")
-        assert target.finish() == -signal.SIGTERM, target.output
-        assert "survived" not in target.final_output()
+    _end_by_itself("stopped", tmp_path)
 
 
 def test_sigterm_stays_ignored_where_the_application_ignores_it(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import threading
@@ -13,6 +12,7 @@ import pytest
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
 from context_factory import hooks, install
+from linker_threads import thread_in_linker
 
 from splunk_profiler import _context as native
 
@@ -32,18 +32,9 @@ def status_of_child(body: Callable[[], object]) -> int:
 def test_look_for_modules_lets_a_thread_in_the_linker_run_python() -> None:
     def body() -> None:
         native.wait_for_linker()
-        is_inside, is_looking = threading.Event(), threading.Event()
-
-        def visit(*_: object) -> int:
-            is_inside.set()
-            is_looking.wait()
-            return 1
-
-        callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(visit)
-        threading.Thread(target=ctypes.CDLL(None).dl_iterate_phdr, args=(callback, None)).start()
-        is_inside.wait()
-        is_looking.set()
-        native.refresh()
+        with thread_in_linker() as is_over:
+            is_over.set()
+            native.refresh()
 
     with hooks():
         assert status_of_child(body) == 0

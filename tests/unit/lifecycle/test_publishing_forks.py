@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 pytest.importorskip("splunk_profiler._context")
 
+from linker_threads import thread_in_linker
 from published_process import provider, publishing
 
 from splunk_profiler.system.threads import Worker
@@ -46,25 +43,6 @@ def test_transactions_wait_from_the_first_one_of_a_forked_child_on(monkeypatch: 
         for participant in (life.publisher, life.correlator):
             participant.release_after_fork()
         assert os.waitpid(child, 0)[1] == 0, "it was exported before a host profiler could say something of it"
-
-
-@contextmanager
-def thread_in_linker() -> Iterator[None]:
-    """Keep a thread in `dl_iterate_phdr`, where threads are that unwind C++ or list libraries."""
-    is_inside, is_over = threading.Event(), threading.Event()
-
-    def visit(*_: object) -> int:
-        is_inside.set()
-        is_over.wait()
-        return 1
-
-    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(visit)
-    thread = threading.Thread(target=ctypes.CDLL(None).dl_iterate_phdr, args=(callback, None))
-    thread.start()
-    is_inside.wait()
-    yield
-    is_over.set()
-    thread.join()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer versions warn about forks beside threads

@@ -83,6 +83,15 @@ def test_hooks_see_frees_again_when_blocks_in_use_are_followed_later() -> None:
     assert allocators() == before
 
 
+def assert_sampled_until_the_end(drained: Drained, before: list[list[int]]) -> None:
+    """Allocate, and stop: all of it was sampled, and the allocators are those from before."""
+    make_bytes([50_000] * 20)
+    drained.ticker.stop_allocations()
+    drained.drain()
+    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
+    assert allocators() == before
+
+
 def test_hooks_that_another_library_removed_are_back_after_a_drain() -> None:
     before = allocators()
     tracemalloc.start()
@@ -91,11 +100,7 @@ def test_hooks_that_another_library_removed_are_back_after_a_drain() -> None:
     tracemalloc.stop()
     assert allocators() == before
     drained.drain()
-    make_bytes([50_000] * 20)
-    drained.ticker.stop_allocations()
-    drained.drain()
-    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
-    assert allocators() == before
+    assert_sampled_until_the_end(drained, before)
 
 
 def test_blocks_end_where_their_ends_may_have_been_missed(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,11 +152,7 @@ def test_hooks_that_another_library_brings_back_make_no_circle() -> None:
     drained.drain()
     tracemalloc.stop()
     drained.drain()
-    make_bytes([50_000] * 20)
-    drained.ticker.stop_allocations()
-    drained.drain()
-    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
-    assert allocators() == before
+    assert_sampled_until_the_end(drained, before)
 
 
 def test_numpy_arrays_are_seen_as_objects_without_their_data() -> None:
