@@ -57,7 +57,7 @@ class Progress(NamedTuple):
 
 
 class Workload(ABC):
-    """What is measured.
+    """Work that is done with a profiler and without one.
 
     Attributes:
         progress: how far it has come.

@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one process has shown.
+    """The figures of one process.
 
     Attributes:
         turns_on: times of a request (s) in each turn with the profiler, and CPU times of the serving thread.
