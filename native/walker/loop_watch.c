@@ -1,9 +1,10 @@
 /* Finds callbacks that hold their event loop for long, from looks in a row.
  *
  * A loop enters a context before each callback and leaves it afterwards, and CPython counts both. So a thread
- * that has done neither between two looks was in one callback all the time, or in none: its stack tells. It is
- * captured at the second look, with the task that runs; a loop that is busy with short callbacks costs no
- * capture. A callback that itself runs code in another context is missed.
+ * that has done neither between two looks was in one callback all the time, or in none: its stack tells. It is captured,
+ * with the task that runs, at the first look after a third of the threshold: what a callback begins with is seldom what
+ * blocks, and a loop that is busy with short callbacks costs no capture. A callback that itself runs code in another
+ * context is missed.
  *
  * Looks come with each capture, and where these are rare, in between (schedule.c). While code in C keeps the GIL there is
  * none. The thread that had the GIL when the late look was asked for, and still has it, was in one callback all the time.
@@ -28,8 +29,8 @@ enum { GIVEN_NAME, COROUTINE_NAME }; /* in raw_event.objects */
 
 /* The time in which a thread has neither entered nor left a context. */
 typedef struct {
-    /* First; with the time of the last look, the thread at the second one, and the names of the task that ran: a task
-     * itself may be freed on its own thread only. */
+    /* First; with the time of the last look, the thread, and the names of the task that ran: a task itself may be freed on
+     * its own thread only. */
     raw_event event;
     uint64_t key, context_switches;
     int64_t since_ns, until_ns; /* first and last look, on the boot-time clock */
@@ -176,7 +177,7 @@ static PyObject *find_task(const loop_watch *watch, const running_loop *loop)
     return task;
 }
 
-/* Capture the threads of stretches that have been seen twice. */
+/* Capture the threads of stretches that have lasted for a third of the threshold. */
 static void capture_threads(ticker_state *ticker, const running_loop *loops, size_t count)
 {
     loop_watch *watch = ticker->loop_watch;
@@ -184,7 +185,7 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
     size_t wanted = 0;
     for (size_t i = 0; i < count; i++) { /* newest thread first */
         const stretch *found = find_stretch(watch, loops[i].thread.key);
-        if (found != NULL && !found->has_thread && found->until_ns > found->since_ns
+        if (found != NULL && !found->has_thread && found->until_ns - found->since_ns > watch->threshold_ns / 3
             && ticker->events[EVENT_LOOP_BLOCK].count + wanted < MAX_KEPT) {
             keys[wanted++] = found->key;
         }
@@ -210,7 +211,7 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
     }
 }
 
-/* Return true if a stretch has been seen only once. */
+/* Return true if a stretch has no stack yet. */
 static bool has_new_stretch(const loop_watch *watch)
 {
     for (size_t i = 0; i < watch->running_count; i++) {

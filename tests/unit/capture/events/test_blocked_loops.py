@@ -129,6 +129,28 @@ def test_callback_shorter_than_the_threshold_gives_no_event() -> None:
     assert bench.found() == []
 
 
+def test_stack_is_of_what_the_callback_does_later_than_at_its_start() -> None:
+    bench = Bench(SECOND_NS)
+
+    def prepare() -> None:
+        bench.look(3)
+
+    def block() -> None:
+        for _ in range(2):
+            threading.Event().wait(0.55)
+            bench.look()
+
+    async def serve() -> None:
+        prepare()
+        block()
+
+    run(serve)
+    bench.look()
+    (event,) = bench.source.drain()
+    assert functions(event)[:3] == ["look", "block", "serve"]
+    assert event.event.amount > SECOND_NS
+
+
 def test_callback_of_seconds_is_reported_each_second_and_once(bench: Bench) -> None:
     events: list[RawEvent] = []
 

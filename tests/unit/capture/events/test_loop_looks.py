@@ -60,8 +60,10 @@ def test_each_callback_is_blamed_for_its_own_time_between_captures() -> None:
     with looking_by_itself(100_000_000) as bench:
         run(serve)
     events = bench.source.drain()
-    # Before CPython 3.12 no pending call waits for the end of C code.
-    expected = ["spin", "keep_gil", "rest"] if sys.version_info >= (3, 12) else ["spin", "rest"]
+    expected = ["spin", "keep_gil", "rest"]
+    if sys.version_info < (3, 12):  # no pending call waits for the end of C code: then it is found by chance
+        expected.remove("keep_gil")
+        events = [event for event in events if functions(event)[0] != "keep_gil"]
     assert [functions(event)[0] for event in events] == expected
     assert [dict(event.labels).get("task.name") for event in events] == expected
     for event in events:
