@@ -221,7 +221,9 @@ def test_report_names_the_line_of_a_leak(tmp_path: Path) -> None:
     leaking = next(number for number, line in enumerate(source, 1) if "json.loads(DOCUMENT)" in line)
     first = report_of(tmp_path)["memory"]["lines"][0]
     assert (first["function"], first["line"]) == ("__main__.load", leaking)
-    assert first["allocated_bytes"] > first["in_use_bytes"] > first["grown_bytes"] > 1_000_000
+    assert first["allocated_bytes"] > first["in_use_bytes"] > 1_000_000
+    # The first profile may end before the first request.
+    assert first["in_use_bytes"] >= first["grown_bytes"] > 1_000_000
     drawn = splunk_profiler("report", tmp_path).stdout
     assert f"leaky.py:{leaking}" in drawn
 
