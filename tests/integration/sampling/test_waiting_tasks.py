@@ -58,8 +58,9 @@ def test_waiting_tasks_have_each_their_own_span_and_all_the_time(loop: str) -> N
         assert bool(parents) == expected
         waits[number] += sample.task_wait_ns
     assert sorted(waits) == ledger["waiting"]
-    assert all((SECONDS - 1.5) * 1e9 < wait_ns < (SECONDS + 1) * 1e9 for wait_ns in waits.values())
-    assert max(waits.values()) - min(waits.values()) < 1.2e9  # loops do not begin and end at once
+    for number, wait_ns in waits.items():
+        waited_ns = ledger["seconds"]["other-loop" if number == 9 else "MainThread"] * 1e9
+        assert 0.65 * waited_ns < wait_ns < waited_ns + 100_000_000
 
 
 def test_ten_thousand_tasks_are_sampled_and_counted_as_all() -> None:
