@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 CodeLocation = tuple[CodeType, int, dict[str, Any]]
 _LOCATION = attrgetter("f_code", "f_lasti", "f_globals")
 _LOCATION_AND_CALLER = attrgetter("f_code", "f_lasti", "f_globals", "f_back")
+_gc_pauses: list[bool] = []  # not empty while a walk keeps the collector off
 
 
 class TopFrame(NamedTuple):
@@ -69,12 +70,21 @@ def gc_disabled() -> Iterator[None]:
     """
     must_disable = sys.version_info[:2] == (3, 11) and gc.isenabled()
     if must_disable:
+        _gc_pauses.append(True)
         gc.disable()
     try:
         yield
     finally:
         if must_disable:
             gc.enable()
+            _gc_pauses.clear()
+
+
+def enable_gc_in_child() -> None:
+    """Turn the collector on again in a child that was forked during a walk of another thread."""
+    if _gc_pauses:
+        gc.enable()
+        _gc_pauses.clear()
 
 
 def top_frames() -> dict[int, TopFrame]:

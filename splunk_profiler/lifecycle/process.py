@@ -305,6 +305,9 @@ class ProcessProfiler:
         self._has_final_settings = False  # the parent's settings hold until a `start` here has others
         self._calls = CallQueue()  # a lost thread may have been in it
         self._turns.end()
+        portable_frames = sys.modules.get("splunk_profiler.capture.frames")
+        if portable_frames is not None:
+            portable_frames.enable_gc_in_child()
         self._sigterm.is_ending = False
         if self._runtime_id is not None:
             self._runtime_id = self._runtime_id.new_for_child()
