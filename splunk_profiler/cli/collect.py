@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -121,7 +122,8 @@ def _open_store(path: Path, limits: tuple[int, int, int], *, sync: bool) -> Save
 
 
 def _print_problem(problem: str) -> None:
-    print_line(f"splunk-profiler: {problem}", error=True)
+    with suppress(OSError):  # standard error may be a file on the same full disk: requests are answered all the same
+        print_line(f"splunk-profiler: {problem}", error=True)
 
 
 def _iter_counts(receiver: Receiver, duration: float | None, max_records: int | None) -> Iterator[ReceivedCounts]:

@@ -91,7 +91,8 @@ class Receiver:
     `_MAX_REQUESTS` wait; gRPC refuses more (RESOURCE_EXHAUSTED). A request holds at most `MAX_ITEMS` records, spans,
     attributes and values.
 
-    Port 0 takes a free one. `on_problem` is called with one sentence when refusals begin and when they end.
+    Port 0 takes a free one. `on_problem` is called with one sentence when refusals begin and when they end; it must not
+    raise.
 
     Raises:
         CommandError: nothing can listen on that address.

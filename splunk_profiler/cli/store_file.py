@@ -16,8 +16,6 @@ from splunk_profiler.system.threads import Worker
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.store_writer import Limits, StoreWriter
 
-_KEEP_UP_INTERVAL_S = 15.0
-
 
 class _Requests:
     """Takes requests of one kind."""
@@ -39,14 +37,25 @@ class _Requests:
 
 
 class StoreFile:
-    """A store at `path`. `on_problem` is called with a sentence when it cannot be kept small, once for each reason.
+    """A store at `path`, on which a thread works every `interval_s`.
+
+    `on_problem` is called with a sentence when it cannot be kept small, once for each reason; it must not raise.
 
     Raises:
         SourceError: it is something else, cannot be written, or another process writes it.
     """
 
-    def __init__(self, path: Path, limits: Limits, on_problem: Callable[[str], None], *, sync: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limits: Limits,
+        on_problem: Callable[[str], None],
+        *,
+        sync: bool,
+        interval_s: float = 15.0,
+    ) -> None:
         self.path = path
+        self._interval_s = interval_s
         self._writer = StoreWriter(path, limits, sync=sync)
         self._on_problem = on_problem
         self._problem = ""
@@ -67,11 +76,13 @@ class StoreFile:
         self._writer.close()
 
     def _keep_up(self) -> None:
-        while not self._ended.wait(_KEEP_UP_INTERVAL_S):
+        while not self._ended.wait(self._interval_s):
             try:
                 self._writer.keep_up(time.time_ns())
                 self._problem = ""
-            except SourceError as error:
-                if str(error) != self._problem:
-                    self._problem = str(error)
-                    self._on_problem(self._problem)
+            except Exception as error:  # whatever it is, the store must not grow for ever
+                is_known = isinstance(error, SourceError)
+                problem = str(error) if is_known else f"{self.path} is not kept small: {error!r}"
+                if problem != self._problem:
+                    self._problem = problem
+                    self._on_problem(problem)

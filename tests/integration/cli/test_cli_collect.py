@@ -171,6 +171,21 @@ def test_collect_on_a_full_disk_loses_no_acknowledged_record_and_recovers(
     assert "requests are being saved again" in errors
 
 
+def test_a_full_disk_refuses_requests_also_when_nobody_reads_the_errors(tmp_path: Path) -> None:
+    with run_collector(tmp_path) as collector:
+        assert collector.process.stderr is not None
+        collector.process.stderr.close()
+        with run_sender(collector.address) as sender:
+            _, hard = resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE, (100, hard))
+            assert sender.do("numbered", 1, FILLED) == "UNAVAILABLE"
+            resource.prlimit(collector.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
+            assert sender.do("numbered", 2, FILLED) == "OK"
+        output, _ = collector.end()
+    assert numbers(collector) == [2]
+    assert "1 not saved" in output
+
+
 def test_acknowledged_records_survive_sigkill_and_the_next_run_appends(
     tmp_path: Path,
 ) -> None:
