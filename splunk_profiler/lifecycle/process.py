@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
@@ -50,13 +51,15 @@ _call_handlers = logger.handle
 def handle_between_forks(record: logging.LogRecord) -> None:
     """Hand a line to the application's handlers: a child must not inherit their locks from a thread of ours.
 
-    What a handler raises is reported as `logging` reports it of its own: it is no error of who logs.
+    What a handler raises is reported as `logging` reports it of its own: it is no error of who logs. Where that raises
+    too, as with a closed standard error, nothing can be said.
     """
     with delaying_forks():
         try:
             _call_handlers(record)
         except Exception:
-            logging.NullHandler().handleError(record)
+            with suppress(Exception):
+                logging.NullHandler().handleError(record)
 
 
 logger.handle = handle_between_forks  # type: ignore[method-assign]

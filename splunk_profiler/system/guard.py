@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from typing import Any
 
 from splunk_profiler.system.printable import printable
 
@@ -33,6 +34,18 @@ def _printable(argument: object) -> object:
 
 
 logger.addFilter(make_printable)
+_make_record = logger.makeRecord
+
+
+def make_record(*fields: Any, **more: Any) -> logging.LogRecord:
+    """Make the record of a line; a plain one if the application's factory raises: it is no error of who logs."""
+    try:
+        return _make_record(*fields, **more)
+    except Exception:
+        return logging.LogRecord(*fields[:8])  # up to the name of the function
+
+
+logger.makeRecord = make_record  # type: ignore[method-assign]
 
 
 class OnceLog:

@@ -106,6 +106,25 @@ splunk_profiler.stop(0)
     assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in said
 
 
+def test_closed_standard_error_stops_nothing_that_is_logged_to_it() -> None:
+    code = """
+import logging, sys
+import splunk_profiler
+
+logging.basicConfig()
+sys.stderr.close()
+print(splunk_profiler.start(), flush=True)
+splunk_profiler.stop(0)
+"""
+    said = run_code(
+        code,
+        SPLUNK_PROFILER_ENABLED="true",
+        SPLUNK_PROFILER_EXPORTER="thread",
+        SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc",
+    )
+    assert said == "True\n"
+
+
 def test_no_thread_of_the_profiler_takes_the_lock_of_logging() -> None:
     code = """
 import logging, threading
