@@ -19,7 +19,7 @@ from typing import Any
 from splunk_profiler.capture.lock_calls import lock_call
 from splunk_profiler.capture.loop_calls import loop_call
 from splunk_profiler.model import Frame
-from splunk_profiler.system.printable import printable
+from splunk_profiler.system.printable import printable, shortened
 
 UNKNOWN = "unknown"
 _MAX_INDEXED_MODULES = 4096
@@ -45,7 +45,8 @@ class Symbolizer:
         namespace = f"{module}.{scope}" if scope else module
         file, line, first_line = code.co_filename or UNKNOWN, _line_number(code, lasti), max(code.co_firstlineno, 0)
         call = lock_call(code, lasti) or loop_call(code, lasti)
-        names = (printable(namespace), printable(function), printable(file), line, first_line, call)
+        namespace, function, file = (printable(shortened(text)) for text in (namespace, function, file))
+        names = (namespace, function, file, line, first_line, call)
         cached = self._frames.get(names)
         if cached is None:
             if len(self._frames) >= _MAX_CACHED_FRAMES:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from splunk_profiler.raw import RawThread
+from splunk_profiler.system.printable import shortened
 from splunk_profiler.system.threads import active_threads, read_proc_file
 
 _MAX_TRANSIENT_THREADS = 16_384
@@ -127,7 +128,7 @@ def _find_python_thread(ident: int, native_id: int) -> threading.Thread | None:
 def _name_of(thread: threading.Thread) -> str:
     """Return the name, read from the instance: a subclass of the application may have a property for it."""
     name = vars(thread).get("_name")
-    return name if type(name) is str else ""
+    return shortened(name) if type(name) is str else ""
 
 
 def _command_name(stat: str) -> str:

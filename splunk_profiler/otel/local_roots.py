@@ -18,6 +18,7 @@ from splunk_profiler.model import SpanRef
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.span_processors import SpanListener, is_local_root
 from splunk_profiler.system.guard import Guard
+from splunk_profiler.system.printable import shortened
 
 ROOT_ATTRIBUTE = "_splunk_profiler_local_root"  # of a span
 _MAX_SAMPLED = 4096
@@ -90,4 +91,4 @@ def _local_root(span: Any) -> Any | None:
 
 def _name(root: Any) -> str:
     name = getattr(root, "name", "")
-    return name if type(name) is str else ""
+    return shortened(name) if type(name) is str else ""

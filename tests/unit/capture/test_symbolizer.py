@@ -182,6 +182,15 @@ def test_a_file_name_that_would_break_the_line_is_escaped() -> None:
     assert found["frame"].file == "a\\nb)\\tc"
 
 
+def test_names_without_end_are_cut() -> None:
+    name = "x" * 5000
+    code = here.__code__.replace(co_name=name, co_filename=name)
+    if sys.version_info >= (3, 11):
+        code = code.replace(co_qualname=f"{name}.{name}")
+    frame = Symbolizer().frame(code, 0, {"__name__": name})
+    assert {frame.namespace, frame.function, frame.file} == {"x" * 4095 + "…"}
+
+
 def _code_with_a_line_of_none() -> tuple[CodeType, int]:
     def function(flag: bool) -> None:
         with open("/dev/null") as file:  # noqa: PTH123

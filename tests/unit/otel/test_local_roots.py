@@ -82,6 +82,11 @@ def test_the_name_is_that_of_the_moment_and_after_the_end_the_last_one(spans: Sp
     assert spans.roots.current_name(id_of(root)) == ("", True)
 
 
+def test_name_without_end_is_cut(spans: Spans) -> None:
+    root = spans.start("x" * (4 << 20))
+    assert spans.ref(root).endpoint == spans.roots.current_name(id_of(root))[0] == "x" * 4095 + "…"
+
+
 def test_trace_that_comes_in_twice_has_two_roots(spans: Spans) -> None:
     roots = spans.from_outside("first", 1), spans.from_outside("second", 2)
     roots[0].end()
