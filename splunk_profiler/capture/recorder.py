@@ -28,6 +28,7 @@ from splunk_profiler.stream.records import (
 )
 from splunk_profiler.stream.writer import Labels, StreamWriter, json_object
 from splunk_profiler.system.clocks import boottime_ns
+from splunk_profiler.system.guard import Guard
 
 _NO_NUMBER_IS_VALID = (1 << 32) - 1
 _MAX_NAMED_ROOTS = 4096
@@ -67,6 +68,7 @@ class StreamRecorder:
             labels_number=self._labels_number,
             reads_nice=reads_nice,
         )
+        self._guard = Guard("reading the span or the labels of a thread")
         self._threads = ThreadRegistry(make_stat_reader(native=is_native))
         self._instant_ns = 0  # of the capture that is recorded
         self._seen_keys: list[int] = []  # of threads whose numbers its record has asked for
@@ -212,14 +214,18 @@ class StreamRecorder:
         return info.number
 
     def _span_number(self, context: Any) -> int:
-        span = self._contexts.span_of(context)
-        if span is not None and span.local_root_id:
-            self._note_root(span.local_root_id, span.endpoint)
-        return self._writer.span(span)
+        with self._guard.catching():  # a span of the application must not cost other threads their samples
+            span = self._contexts.span_of(context)
+            if span is not None and span.local_root_id:
+                self._note_root(span.local_root_id, span.endpoint)
+            return self._writer.span(span)
+        return 0
 
     def _labels_number(self, labels: Any, further: Labels = ()) -> int:
-        own = () if labels is None else self._contexts.labels_of(labels)
-        return self._writer.labels((*further, *own) if further else own)
+        with self._guard.catching():  # nor must its labels
+            own = () if labels is None else self._contexts.labels_of(labels)
+            return self._writer.labels((*further, *own) if further else own)
+        return 0
 
     def _note_root(self, root: int, name: str) -> None:
         if root not in self._endpoints:

@@ -192,6 +192,6 @@ def _truncate(text: str, max_bytes: int, what: str, warn: Warn) -> bytes:
 
 def _to_text(value: object) -> str:
     try:
-        return str(value)
+        return str.__str__(str(value))  # a subclass could override what is read of it
     except Exception:  # in the application's class: a label must not raise
         return f"<{type(value).__name__}>"

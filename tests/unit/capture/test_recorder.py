@@ -102,30 +102,14 @@ def test_thread_that_is_back_after_a_snapshot_without_it_keeps_its_number(bench:
     assert bench.see(thread(1)).ended == [2]
 
 
-def failing_spans() -> tuple[ContextReader, list[object]]:
-    """Return a reader of contexts that fails for those in the list."""
-    refused: list[object] = []
-
-    def span_of(context: Any) -> SpanRef | None:
-        if context in refused:
-            raise ValueError(context)
-        return context  # type: ignore[no-any-return]
-
-    return ContextReader(span_of), refused
-
-
-def test_error_in_a_snapshot_makes_the_next_one_complete() -> None:
-    contexts, refused = failing_spans()
-    bench = Bench(contexts)
+def test_error_in_a_snapshot_makes_the_next_one_complete(bench: Bench) -> None:
     idle, worker = thread(1), thread(2, context=SPAN, state=2)
     for _ in range(3):
         bench.see(idle, worker)
-    refused.append(SPAN)
     for _ in range(2):
-        with pytest.raises(ValueError, match="SpanRef"):
-            bench.recorder.snapshot(snapshot(idle, worker, thread(3)))
+        with pytest.raises(AttributeError, match="frames"):
+            bench.recorder.snapshot(snapshot(idle, worker, thread(3, stack=None)))
     assert not [item for item in bench.read() if not isinstance(item, CapturesLost)]
-    refused.clear()
     found = bench.see(idle, worker, thread(4))
     assert (found.is_complete, numbers(found)[:2]) == (True, [1, 2])
     assert found.threads[0].info.thread.ident == idle.ident
@@ -135,16 +119,41 @@ def test_error_in_a_snapshot_makes_the_next_one_complete() -> None:
     )
 
 
-def test_error_in_a_focused_snapshot_leaves_the_others_as_they_are() -> None:
-    contexts, refused = failing_spans()
-    bench = Bench(contexts)
+def test_error_in_a_focused_snapshot_leaves_the_others_as_they_are(bench: Bench) -> None:
     for _ in range(3):
         bench.see(thread(1))
-    refused.append(SPAN)
-    with pytest.raises(ValueError, match="SpanRef"):
-        bench.recorder.snapshot(snapshot(thread(1, context=SPAN), is_focused=True))
+    with pytest.raises(AttributeError, match="frames"):
+        bench.recorder.snapshot(snapshot(thread(1, stack=None), is_focused=True))
     found = bench.see(thread(1))
     assert numbers(found) == ([1] if found.is_complete else [])
+
+
+@pytest.mark.parametrize("odd", [None, SPAN._replace(trace_id=-1), SPAN._replace(endpoint="x" * (4 << 20))])
+def test_span_that_cannot_be_recorded_is_missing_on_its_thread_alone(odd: SpanRef | None) -> None:
+    def span_of(context: Any) -> SpanRef | None:
+        if context is None:
+            raise ValueError("of the span")
+        return context  # type: ignore[no-any-return]
+
+    bench = Bench(ContextReader(lambda context: span_of(*context)))
+    for _ in range(2):
+        found = bench.see(thread(1, context=(odd,), state=2), thread(2, context=(SPAN,), state=2))
+        assert [state.span for state in found.threads] == [None, SPAN]
+
+
+def test_labels_that_cannot_be_read_are_missing_on_their_thread_alone() -> None:
+    bench = Bench(ContextReader(lambda context: context, labels_of=lambda pairs: tuple(pairs.items())))
+    found = bench.see(thread(1, labels=7), thread(2, labels={"tenant": "acme"}))
+    assert [dict(state.labels) for state in found.threads] == [{}, {"tenant": "acme"}]
+
+
+def test_thread_with_a_name_without_end_has_the_beginning_of_it(bench: Bench) -> None:
+    python_thread = threading.Thread(name="x" * (4 << 20))
+    found = bench.see(thread(1, python_thread=python_thread))
+    assert found.threads[0].info.thread.name == "x" * 4095 + "…"
+    python_thread.name = "y" * (4 << 20)
+    bench.see(thread(1))
+    assert found.threads[0].info.thread.name == "y" * 4095 + "…"
 
 
 def test_number_that_no_field_can_hold_costs_one_snapshot(bench: Bench) -> None:

@@ -113,8 +113,16 @@ def test_values_become_text_whatever_their_class_does() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    with labels(number=1.5, nothing=None, broken=Broken()):
-        assert in_force() == {"number": "1.5", "nothing": "None", "broken": "<Broken>"}
+    class OtherText(str):
+        def __str__(self) -> str:
+            return self
+
+        def __len__(self) -> int:
+            raise RuntimeError
+
+    with labels(number=1.5, nothing=None, broken=Broken(), other=OtherText("acme")):
+        assert in_force() == {"number": "1.5", "nothing": "None", "broken": "<Broken>", "other": "acme"}
+        assert {type(value) for value in in_force().values()} == {str}
 
 
 def collect(pairs: dict[str, str]) -> tuple[dict[bytes, bytes], list[str]]:
