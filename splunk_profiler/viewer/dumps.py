@@ -59,7 +59,7 @@ class Dump:
 
 
 _HEADER = re.compile(r'"((?:[^"\\]|\\.)*)"\s+#\d+(?:\s+(?:prio|os_prio|cpu|elapsed|tid|nid)=\S+)*(.*)')
-_CALL = re.compile(r"\s*(?:at\s+)?([^(]+)\((.*)\)\s*")
+_CALL = re.compile(r"(?:at\s+)?([^\s(][^(]*)\((.*)\)")  # of a line without spaces around it: takes linear time
 _PLACE = re.compile(r"(.*?)(?::(\d+)(?::\d+)?(?: \d+(?::\d+)?)?)?")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))")
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
@@ -88,7 +88,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 @lru_cache(maxsize=16_384)
 def _parse_calls(text: str) -> tuple[Call, ...]:
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
     if lines and (":" in lines[0].partition("(")[0] or not _CALL.fullmatch(lines[0])):
         del lines[0]  # the state of the thread
     return tuple(_parse_call(line) for line in lines)

@@ -83,6 +83,17 @@ def test_what_is_no_call_stack_is_refused(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize("line", [" " * (1 << 20) + "x", "at" + " " * (1 << 20) + "x", "at " * (1 << 19)])
+def test_a_long_line_that_is_no_call_is_refused_at_once(line: str) -> None:
+    with pytest.raises(DumpError, match="not a line of a call"):
+        calls(line)
+
+
+def test_spaces_around_a_call_are_no_part_of_it() -> None:
+    space = " " * (1 << 20)
+    assert calls(f"{space}at{space}a.f (x.py:3){space}") == (Call("a", "f", "x.py", 3),)
+
+
 @given(st.text())
 def test_no_text_makes_it_fail_in_another_way(text: str) -> None:
     for candidate in (text, '"t" #1 ' + text):
