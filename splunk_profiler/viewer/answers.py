@@ -310,7 +310,8 @@ def _read_source(file: Path) -> list[str]:
     """Return the lines of a file of Python; none if it is not here, or is something else."""
     with suppress(OSError):
         if file.suffix == ".py" and file.is_file() and file.stat().st_size <= _MAX_SOURCE_BYTES:
-            return file.read_text("utf-8", "replace").splitlines()
+            with file.open(encoding="utf-8", errors="replace") as lines:  # `splitlines` knows other line ends
+                return [line.rstrip("\n") for line in lines]
     return []
 
 

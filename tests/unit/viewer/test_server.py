@@ -186,6 +186,17 @@ def test_source_is_of_files_of_python_that_are_in_the_profiles(client: TestClien
     assert get(client, f"/api/source?value=samples&function=unknown&file={code}")["rows"] == []
 
 
+def test_lines_of_source_are_those_that_python_counts(client: TestClient, tmp_path: Path) -> None:
+    code = tmp_path / "shop.py"
+    lines = ["# \x0c", "\x0b\x1c\x1d\x1e", "x = '\x85'", "# \u2028\u2029", "old\ris counted\r\nlike this", "last"]
+    code.write_bytes("\n".join(lines).encode())
+    append(tmp_path / "logs.jsonl", sample_line(f"own.shop({code}:7)"))
+    rows = get(client, f"/api/source?value=samples&function=own.shop&file={code}")["rows"]
+    shown = [*lines[:4], "old", "is counted", "like this", "last"]
+    assert [text for _, text, *_ in rows] == shown[2:]
+    assert [number for number, *_ in rows] == [3, 4, 5, 6, 7, 8]
+
+
 def test_names_without_an_encoding_are_answered(client: TestClient, tmp_path: Path) -> None:
     append(tmp_path / "logs.jsonl", sample_line(service="\udcff"))
     assert [[name for name, _ in get(client, "/api/facets?value=samples")["facets"]["service"]]][0][-1] == "\udcff"
