@@ -135,10 +135,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite itself ends it after some errors, as of a full disk
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
 
 
 def read_facets(content: str) -> Facets:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 from sample_stores import NOON_NS, WALL, put, rows, writing
 from saved_samples import sample_line, span_line
 
+from splunk_profiler.viewer.database import explained, open_for_writing, transaction
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Selection
@@ -21,6 +22,36 @@ def change(path: Path, statement: str, *values: object) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(statement, values)
     connection.close()
+
+
+def add_request(connection: sqlite3.Connection, path: Path, size: int) -> None:
+    with explained(path), transaction(connection):
+        connection.execute("INSERT INTO requests VALUES (NULL, 1, 0, ?)", (bytes(size),))
+
+
+def test_a_transaction_on_a_full_disk_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with closing(open_for_writing(path)) as connection:
+        ((pages,),) = connection.execute("PRAGMA page_count")
+        connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+        with pytest.raises(SourceError, match=r"store\.db cannot be used: database or disk is full"):
+            add_request(connection, path, 50_000)
+        add_request(connection, path, 10)
+        assert rows(path, "requests") == 1
+
+
+def test_a_transaction_whose_end_fails_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with closing(open_for_writing(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")  # SQLite's choice where no memory can be shared
+        connection.execute("PRAGMA busy_timeout = 0")
+        with closing(sqlite3.connect(path)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM requests").fetchall()
+            with pytest.raises(SourceError, match=r"store\.db cannot be used: database is locked"):
+                add_request(connection, path, 10)
+        add_request(connection, path, 10)
+        assert rows(path, "requests") == 1
 
 
 @pytest.mark.parametrize("damaged", [1, 3, 5])
