@@ -15,6 +15,7 @@ DEFAULT_OTLP_PORT = 4317
 DEFAULT_AGENT_PORT = 8126
 ENDPOINT_FORMS = "http(s)://HOST:PORT, HOST:PORT, dns:HOST:PORT or unix:PATH"
 DESTINATION_FORMS = "otlp, file:DIRECTORY, stream:DIRECTORY, datadog:http(s)://HOST:PORT or datadog:unix:///SOCKET"
+_SCHEME_PATTERN = re.compile(r"(datadog:)?[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _QUERY_PATTERN = re.compile(r"\?.+", re.DOTALL)
 # A line break, a key or certificate in PEM form, base64 of one, or base64 of its binary form.
 _SECRET_PATTERN = re.compile(
@@ -155,12 +156,12 @@ def redact(text: str) -> str:
     Hides the user name, the password and the query of a URL. Cuts text with a line break or a key
     after 20 characters. Every message that shows a setting's value uses this function.
     """
-    scheme, slashes, rest = text.partition("//")
-    if not slashes:
-        scheme, rest = "", text
+    found = _SCHEME_PATTERN.match(text)
+    scheme = found[0] if found else ""
+    rest = text.removeprefix(scheme)
     if "@" in rest:
         rest = "***" + rest[rest.rindex("@") :]
-    visible = scheme + slashes + _QUERY_PATTERN.sub("?***", rest)
+    visible = scheme + _QUERY_PATTERN.sub("?***", rest)
     max_chars = _MAX_SECRET_CHARS if has_secret(text) else _MAX_SHOWN_CHARS
     return visible if len(visible) <= max_chars else f"{visible[:max_chars]}…"
 
