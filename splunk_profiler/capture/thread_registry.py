@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,7 +25,8 @@ class ThreadInfo:
     Attributes:
         number: in the order of first sight, from 1; never reused.
         start_ns: start on the boot-time clock, with the earliest and the latest instant; zeros if not known.
-        python_thread: the `threading.Thread`; None if there is none, or none was seen yet.
+        python_thread: the `threading.Thread`, which ends with the application's last use of it; None if there is
+            none, or none was seen yet.
     """
 
     number: int
@@ -32,15 +34,16 @@ class ThreadInfo:
     native_id: int
     name: str
     start_ns: tuple[int, int]
-    python_thread: threading.Thread | None = None
+    python_thread: weakref.ref[threading.Thread] | None = None
 
     def update_name(self, python_thread: threading.Thread | None = None) -> bool:
         """Take over the current name; `python_thread` is None if the walker did not see it. Return True if it is new.
 
         A daemon may rename a thread that waits, so this is asked of all threads.
         """
-        self.python_thread = python_thread or self.python_thread
-        name = "" if self.python_thread is None else _name_of(self.python_thread)
+        if python_thread is not None:
+            self.python_thread = weakref.ref(python_thread)
+        name = "" if self.python_thread is None else _name_of(self.python_thread())
         is_new = bool(name) and name != self.name
         self.name = name if is_new else self.name
         return is_new
@@ -89,15 +92,18 @@ class ThreadRegistry:
     def _describe_thread(self, raw_thread: RawThread, number: int, instant_ns: int) -> ThreadInfo:
         """Describe a thread on its first capture; it may have ended since, and another one may have its ids."""
         ident, native_id = raw_thread.ident, raw_thread.native_id
-        known = raw_thread.python_thread or _find_python_thread(ident, native_id)
+        known = raw_thread.python_thread
+        if known is None:
+            known = _find_python_thread(ident, native_id)
         stat = self._read_stat(native_id) if native_id > 0 else ""
         start_ns = _start_time(stat)
         is_another = start_ns[0] > instant_ns
-        name = _name_of(known) if known is not None else ""
+        name = _name_of(known)
         if not name and not is_another:
             name = self._os_thread_name(native_id, stat)
         start_ns = (0, 0) if is_another else start_ns
-        return ThreadInfo(number, ident, native_id, name or f"Thread-{ident:#x}", start_ns, known)
+        ref = None if known is None else weakref.ref(known)
+        return ThreadInfo(number, ident, native_id, name or f"Thread-{ident:#x}", start_ns, ref)
 
     def _os_thread_name(self, native_id: int, stat: str) -> str:
         """Return the operating system's name of a thread; empty if it is only the name of the process."""
@@ -125,9 +131,9 @@ def _find_python_thread(ident: int, native_id: int) -> threading.Thread | None:
     return known if known is not None and native_id and vars(known).get("_native_id") == native_id else None
 
 
-def _name_of(thread: threading.Thread) -> str:
+def _name_of(thread: threading.Thread | None) -> str:
     """Return the name, read from the instance: a subclass of the application may have a property for it."""
-    name = vars(thread).get("_name")
+    name = None if thread is None else vars(thread).get("_name")
     return shortened(name) if type(name) is str else ""
 
 

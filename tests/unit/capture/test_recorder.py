@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -186,6 +188,31 @@ def test_event_of_a_thread_that_has_just_ended_is_of_that_thread(bench: Bench) -
     heard = bench.hear(thread(2))
     assert heard.thread.info is first.threads[1].info
     assert (heard.event.labels, heard.event.count, heard.event.amount) == (GC.labels, 3, 4)
+
+
+@pytest.mark.parametrize("capture", ["focused", "event", "ended"])
+def test_thread_of_the_application_is_not_kept_alive(bench: Bench, capture: str) -> None:
+    python_thread = threading.Thread()
+    ref, captured = weakref.ref(python_thread), [thread(1, python_thread=python_thread)]
+    if capture == "event":
+        bench.hear(captured.pop())
+    else:
+        bench.see(captured.pop(), is_focused=capture == "focused")
+    if capture == "ended":
+        assert bench.see().ended == [1]
+    del python_thread
+    gc.collect()
+    assert ref() is None
+
+
+def test_thread_whose_class_has_a_length_has_its_name(bench: Bench) -> None:
+    class Pool(threading.Thread):
+        def __len__(self) -> int:
+            return 0
+
+    found = bench.see(thread(1))
+    bench.see(thread(1, python_thread=Pool(name="pool"), state=2))
+    assert found.threads[0].info.thread.name == "pool"
 
 
 def restarted(bench: Bench) -> list[Any]:
