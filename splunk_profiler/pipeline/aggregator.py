@@ -86,7 +86,8 @@ class Aggregator:
     def take(self, snapshot: Snapshot) -> None:
         """Add a snapshot; deliver the profile if its period ends here.
 
-        A snapshot with a period of 0 was not taken at a tick and has samples of events only.
+        A snapshot with a period of 0 was not taken at a tick and has samples of events only. One without samples, too,
+        is the end of the process, and ends no period: `close` does, and adds the time up to it.
         """
         with self._lock:
             now_ns, period_ns = self._now_ns(), snapshot.period_ns
@@ -94,7 +95,8 @@ class Aggregator:
             if window is None:
                 window = self._start_window(snapshot.time_ns - period_ns, now_ns - period_ns, period_ns)
             window.add_snapshot(snapshot, now_ns)
-            if now_ns - window.began_ns + period_ns // 2 < self._interval_ns:
+            is_end = not (period_ns or snapshot.samples)
+            if is_end or now_ns - window.began_ns + period_ns // 2 < self._interval_ns:
                 return
             following = self._start_window(snapshot.time_ns, now_ns, period_ns or window.period_ns)
             following.add_unattributed(*window.drop_excess())

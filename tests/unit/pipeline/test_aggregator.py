@@ -197,6 +197,17 @@ def test_a_process_that_ends_before_the_first_snapshot_sends_nothing() -> None:
     assert feed.profiles == []
 
 
+def test_end_beyond_the_interval_is_of_the_profile_that_was_begun() -> None:
+    feed = Feed(interval_s=2)
+    feed.tick(sample(seen()))
+    begun_ns = feed.now_ns - SECOND_NS
+    feed.now_ns += 4 * SECOND_NS
+    feed.aggregator.take(Snapshot(0, 0, ()))  # what idle threads had, when the process has ended
+    profile = feed.close(UnattributedTime(UnattributedReason.UNSAMPLED, 4000 * MS, 1 * MS))
+    assert feed.profiles == [profile]
+    assert (profile.time_ns, profile.duration_ns, totals(profile)) == (begun_ns, 5 * SECOND_NS, (1, 5000, 11))
+
+
 def test_samples_with_other_user_labels_are_apart_and_carry_them_last() -> None:
     feed = Feed()
     feed.tick(sample(seen(), route="/a"), sample(seen(), route="/b"), sample(seen(), route="/a"), sample(seen()))
