@@ -64,7 +64,7 @@ class Symbolizer:
                 self._module_indexes.clear()
             index = dict(_index_module(module_globals, module))
             self._module_indexes[module] = (module_size, index)
-        return index.setdefault(code, code.co_name)
+        return index.get(code, code.co_name)
 
 
 def _line_number(code: CodeType, lasti: int) -> int | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -180,6 +182,15 @@ def test_a_file_name_that_would_break_the_line_is_escaped() -> None:
     found: dict[str, Any] = {"here": here, "__name__": "generated"}
     exec(compile("frame = here()", "a\nb)\tc", "exec"), found)  # noqa: S102
     assert found["frame"].file == "a\\nb)\\tc"
+
+
+def test_code_that_no_module_has_is_not_kept() -> None:
+    symbolizer, code = Symbolizer(), compile("rule", "<rule>", "eval")
+    symbolizer.frame(code, 0, {"__name__": "rules"})
+    ref = weakref.ref(code)
+    del code
+    gc.collect()
+    assert ref() is None
 
 
 def test_names_without_end_are_cut() -> None:
