@@ -12,6 +12,7 @@ import binascii
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -28,7 +29,10 @@ UNKNOWN_FUNCTION = "(unknown)"
 _GZIP = b"\x1f\x8b"
 APPLICATION = "application"
 _PROCESS_PREFIX = "[process]."
-_MAX_MESSAGE_BYTES = 256 << 20  # of an unpacked message: a guard against decompression bombs
+# Guards against small messages that take much memory: packed, or of many inlined lines that stacks repeat.
+_MAX_MESSAGE_BYTES = 256 << 20  # of an unpacked message
+_MAX_STACK_FRAMES = 1 << 17  # twice what this package captures
+_MAX_FRAMES = 1 << 25  # of all stacks
 
 
 class ProfileError(ValueError):
@@ -91,16 +95,28 @@ def decode_body(body: str) -> Any:
 
 
 def decode(data: bytes) -> Any:
-    """Return the message of a profile, packed by gzip or not; `ProfileError` if it is none."""
+    """Return the message of a profile, packed by gzip or not; `ProfileError` if it is none, or too large."""
     try:
         if data.startswith(_GZIP):
             unpacked = zlib.decompressobj(16 + zlib.MAX_WBITS)
             data = unpacked.decompress(data, _MAX_MESSAGE_BYTES)
             if not unpacked.eof:
                 raise ProfileError("the profile is cut off, or too large")
-        return ProfileMessage.FromString(data)
+        message = ProfileMessage.FromString(data)
     except (zlib.error, DecodeError) as error:
         raise ProfileError(f"not a profile: {error}") from None
+    _check_frames(message)
+    return message
+
+
+def _check_frames(message: Any) -> None:
+    lines = {each.id: max(1, len(each.line)) for each in message.location}
+    total = 0
+    for sample in message.sample:
+        frames = sum(map(lines.get, sample.location_id, repeat(0)))
+        total += frames
+        if frames > _MAX_STACK_FRAMES or total > _MAX_FRAMES:
+            raise ProfileError(f"the profile has stacks of over {_MAX_STACK_FRAMES} frames, or {_MAX_FRAMES} in all")
 
 
 def iter_aggregates(message: Any) -> Iterator[Aggregate]:

@@ -10,10 +10,13 @@ import pytest
 from sample_stores import NOON_NS, put, writing
 from saved_samples import profile_line, sample_line, span_line
 
+from splunk_profiler.cli.memory_profiles import MemoryProfiles
+from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import HOUR_NS, Selection
+from splunk_profiler.viewer.profile_messages import ProfileError
 from splunk_profiler.viewer.recording import Recording
 
 
@@ -56,6 +59,41 @@ def test_a_profile_that_names_what_it_has_not_is_one_unread_record(tmp_path: Pat
     files.refresh()
     assert files.unread == 2
     assert files.recording.weights(Selection("samples")).sum() == 4
+
+
+def deep(lines: int, depth: int, samples: int) -> ProfileMessage:
+    """A small profile of large stacks: each is so many times the same location, which has so many inlined lines."""
+    message = profile()
+    for _ in range(lines - 1):
+        message.location[0].line.add(function_id=1, line=7)
+    message.sample[0].location_id[:] = depth * [1]
+    for _ in range(samples - 1):
+        message.sample.append(message.sample[0])
+    return message
+
+
+@pytest.mark.parametrize(("lines", "depth", "samples"), [(2500, 2500, 1), (1, 150_000, 1), (1000, 100, 500)])
+def test_a_profile_whose_stacks_are_too_large_is_one_unread_record(
+    tmp_path: Path, lines: int, depth: int, samples: int
+) -> None:
+    odd = deep(lines, depth, samples)
+    (tmp_path / "odd.pprof").write_bytes(odd.SerializeToString())
+    (tmp_path / "logs.jsonl").write_text(line_of(odd) + line_of(profile()), "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert files.unread == 2
+    assert files.recording.weights(Selection("samples")).sum() == 1
+    body = base64.b64encode(odd.SerializeToString()).decode()
+    for read in (Profiles().add, MemoryProfiles().add):
+        with pytest.raises(ProfileError, match="frames"):
+            read(body, "shop")
+
+
+def test_the_deepest_stack_that_is_captured_is_read(tmp_path: Path) -> None:
+    (tmp_path / "deep.pprof").write_bytes(deep(1, 65_536, 1).SerializeToString())
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert len(files.recording.stacks.frames(0)) == 65_536
 
 
 @pytest.mark.parametrize("time_ns", [2**63 - 1, 2**62, -1])
