@@ -62,7 +62,7 @@ class StreamRecorder:
         self._contexts = contexts
         self._writer = StreamWriter()
         self._snapshots = writer_type(native=is_native)(
-            thread_number=self._thread_number,
+            thread_number=self._seen_thread_number,
             stack_number=self._writer.stack,
             span_number=self._span_number,
             labels_number=self._labels_number,
@@ -71,7 +71,7 @@ class StreamRecorder:
         self._guard = Guard("reading the span or the labels of a thread")
         self._threads = ThreadRegistry(make_stat_reader(native=is_native))
         self._instant_ns = 0  # of the capture that is recorded
-        self._seen_keys: list[int] = []  # of threads whose numbers its record has asked for
+        self._seen_keys: list[int] = []  # of threads whose numbers a snapshot has asked for
         self._is_complete_due = True  # the next snapshot has all threads
         self._total_count = 0
         self._snapshot_count = 0  # since the last `take`, with those that are said to be lost
@@ -203,8 +203,11 @@ class StreamRecorder:
         self._traces.pop(trace_id, None)
         self._writer.write(TraceEndRecord(trace_id, time_ns))
 
-    def _thread_number(self, raw_thread: RawThread) -> int:
+    def _seen_thread_number(self, raw_thread: RawThread) -> int:
         self._seen_keys.append(raw_thread.key)
+        return self._thread_number(raw_thread)
+
+    def _thread_number(self, raw_thread: RawThread) -> int:
         info = self._threads.find(raw_thread)
         if info is None:
             info = self._threads.add(raw_thread, self._instant_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 import weakref
@@ -203,6 +204,15 @@ def test_thread_of_the_application_is_not_kept_alive(bench: Bench, capture: str)
     del python_thread
     gc.collect()
     assert ref() is None
+
+
+def test_events_leave_nothing_for_the_next_snapshot(bench: Bench) -> None:
+    raw_thread = thread(int("1000000"))  # an object of its own
+    references = []
+    for _ in range(3):
+        bench.hear(raw_thread)
+        references.append(sys.getrefcount(raw_thread.key))
+    assert references == references[:1] * 3
 
 
 def test_thread_whose_class_has_a_length_has_its_name(bench: Bench) -> None:
