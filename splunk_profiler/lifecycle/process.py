@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 5.0  # for a stop on another thread
 _MIN_STOP_S = 0.1  # for threads to end
+_MAX_STOP_S = 3600.0  # locks and polls take no infinite time
 _SIGTERM_TIMEOUT_S = 1.2  # less than `SigtermHandler` allows
 _EXIT_TIMEOUT_S = 1.5  # for sampling: joins and a cancelled export take less than half a second more
 _FORK_TIMEOUT_S = 0.02
@@ -103,6 +104,7 @@ class ProcessProfiler:
 
     def stop(self, timeout_s: float) -> None:
         """Stop the profiler; `splunk_profiler.stop` is the public form."""
+        timeout_s = min(max(0.0, timeout_s), _MAX_STOP_S)  # `max` in this order makes 0 of nan
         deadline_s = time.monotonic() + timeout_s
         self._run_call(lambda: self._stop(deadline_s), timeout_s)
 

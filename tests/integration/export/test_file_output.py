@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
+import pytest
 from profile_files import functions, pids, profiles, wait_until, written_to
 from target_process import Target
 
@@ -52,6 +54,28 @@ def test_full_disk_leaves_no_partial_file_and_takes_smaller_profiles(tmp_path: P
     assert f"profiles cannot be written to {tmp_path} (File too large)" in large
     assert small == '["delivered", ""]'
     assert len(profiles(tmp_path)) == len(list(tmp_path.iterdir())) == 1
+
+
+_STOPPED = """
+import sys, threading, time, splunk_profiler
+assert splunk_profiler.start()
+until = time.monotonic() + 0.5
+while time.monotonic() < until:
+    sum(range(1000))
+splunk_profiler.stop(float(sys.argv[1]))
+print("threads", [one.name for one in threading.enumerate() if one.name.startswith("splunk")], flush=True)
+"""
+
+
+@pytest.mark.parametrize("timeout", ["inf", "1e300"])
+@pytest.mark.parametrize("exporter", ["process", "thread"])
+def test_stop_without_an_end_delivers_all_and_leaves_no_thread(timeout: str, exporter: str, tmp_path: Path) -> None:
+    env = {**written_to(tmp_path), "SPLUNK_PROFILER_EXPORTER": exporter}
+    with Target(sys.executable, "-c", _STOPPED, timeout, env=env) as target:
+        assert target.line("threads") == "[]", target.output
+        assert target.finish() == 0, target.output
+        assert "Error" not in target.output
+        wait_until(lambda: pids(tmp_path) == {target.pid})
 
 
 def test_a_service_whose_directory_cannot_be_made_works_and_says_so_once(tmp_path: Path) -> None:
