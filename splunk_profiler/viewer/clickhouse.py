@@ -11,7 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, parse_address
@@ -57,6 +57,7 @@ class _Reading:
         unread: records that are none.
         left_out: older profiles.
         has_all_ids: all samples of traces have the ids of these.
+        unnamed: readers of samples since a time, without names of spans.
     """
 
     part: Part
@@ -65,6 +66,7 @@ class _Reading:
     unread: int = 0
     left_out: int = 0
     has_all_ids: bool = True
+    unnamed: list[tuple[RecordReader, int]] = field(default_factory=list)
 
 
 class ClickHouse(Source):
@@ -93,7 +95,6 @@ class ClickHouse(Source):
         self._client = ClickHouseClient(server)
         self._end_ns = until_ns
         self._parts: OrderedDict[Part, _Reading] = OrderedDict()  # of selections
-        self._unnamed: list[tuple[RecordReader, int]] = []  # readers of samples since a time, without names of spans
         self._asked_ns = 0
         self._span_columns = self._read_columns(SPANS)
         last_ns = last_hours * HOUR_NS
@@ -122,12 +123,12 @@ class ClickHouse(Source):
         """
         if time.time_ns() - self._asked_ns < self._refresh_ns:
             return
-        self.version += self._read(self._all, time.time_ns() - self._lag_ns) or bool(self._unnamed)
+        self.version += self._read(self._all, time.time_ns() - self._lag_ns) or bool(self._all.unnamed)
         self.unread = self._all.unread
         self.remark = self._reach
         if self._all.left_out:
             self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
-        self._name_spans()
+        self._name_spans(self._all)
         self._asked_ns = time.time_ns()
 
     def recording_of(self, selection: Selection) -> Recording:
@@ -151,11 +152,11 @@ class ClickHouse(Source):
         part = Part(since_ns, until_ns, whole.services or services, traces, max(_MIN_STEP_NS, step_ns))
         reading = self._parts.pop(part, None) or _Reading(part, self.recording.sibling(), since_ns)
         self._read(reading, self._all.until_ns)
-        self._name_spans()
-        reading.recording.note = self._note_on(reading)
         self._parts[part] = reading
         while len(self._parts) > _MAX_PARTS:
             self._parts.popitem(last=False)
+        self._name_spans(reading)
+        reading.recording.note = self._note_on(reading)
         return reading.recording
 
     def _note_on(self, reading: _Reading) -> str:
@@ -231,14 +232,14 @@ class ClickHouse(Source):
             reading.unread += reader.unread
             reading.left_out += found.left_out
             if found and found.unnamed_since_ns is not None:
-                self._unnamed.append((reader, found.unnamed_since_ns))
+                reading.unnamed.append((reader, found.unnamed_since_ns))
         reading.until_ns = period.until_ns
         return any(answers)
 
-    def _name_spans(self) -> None:
+    def _name_spans(self, reading: _Reading) -> None:
         """Put the names of spans into samples that have none; after an error they get them with the next answer."""
-        while self._unnamed:
-            reader, since_ns = self._unnamed[-1]
+        while reading.unnamed:
+            reader, since_ns = reading.unnamed[-1]
             ids = sorted({key[1] for key in reader.nameless() if is_span_key(key)})
             for first in range(0, len(ids) if self._span_columns else 0, _MAX_IDS):
                 rows = self._client.rows(
@@ -249,7 +250,7 @@ class ClickHouse(Source):
                     ids=",".join(ids[first : first + _MAX_IDS]),
                 )
                 reader.name_spans({(trace, span): name for trace, span, name in rows})
-            self._unnamed.pop()
+            reading.unnamed.pop()
 
     def _newest_ns(self, since_ns: int) -> int:
         whole = Part(since_ns, self._end_ns, self._services, (), 0)

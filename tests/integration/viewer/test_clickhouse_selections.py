@@ -6,13 +6,14 @@ Their numbers are compared with those of a directory that has every sample.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from clickhouse_tables import Database
+from faulty_relay import run_relay
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
 from saved_samples import TRACE, profile_line, sample_line, span_line
 
@@ -20,6 +21,7 @@ from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Baseline, Selection
+from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.source import Source
 
 SECOND_NS = 10**9
@@ -151,6 +153,30 @@ def test_profiles_left_out_are_read_when_a_service_or_stretch_is_chosen(database
         assert shown.flame(quiet, inverted=False)["total"] == 1000
         assert {name for name, _ in shown.facets(quiet)["facets"]["span"]} == expected
     assert shown.timeline(of_service, "service")["series"][0].value == "quiet"
+
+
+def test_a_stretch_whose_spans_cannot_be_read_fails_alone_and_is_read_once(database: Database) -> None:
+    def asked_by(ask: Callable[[], object]) -> int:
+        relay.questions = 0
+        ask()
+        return relay.questions
+
+    body = record_body(replace(small_profile(), time_ns=START_NS))
+    database.make_tables("by_timestamp_time")
+    span = span_line("SELECT", SPAN_ID, times_ns=(START_NS, START_NS)).replace(TRACE, TRACE_ID)
+    database.insert([profile_line(body, time_ns=START_NS), span])
+    stretches = [Selection("samples", START_NS, START_NS + seconds * SECOND_NS) for seconds in (1, 2)]
+    with run_relay(database.port) as (relay, port):
+        shown = ClickHouse(f"clickhouse://127.0.0.1:{port}/{database.name}", database.environment, refresh_ns=0)
+        questions, new = asked_by(lambda: shown.recording_of(stretches[0])), asked_by(shown.refresh)
+        relay.spoil_at = questions - 1  # the names of spans
+        with pytest.raises(SourceError, match="ended its answer too early: ask again"):
+            shown.recording_of(stretches[1])
+        assert asked_by(shown.refresh) == new
+        assert asked_by(lambda: shown.recording_of(stretches[1])) == 1
+        found = [shown.recording_of(stretch).facet_values(stretch)["span"].values for stretch in stretches]
+    assert found[0] == found[1]
+    assert set(dict(found[0])) == {"SELECT", "(outside of spans)"}
 
 
 def test_services_without_a_name_can_be_chosen(database: Database) -> None:
