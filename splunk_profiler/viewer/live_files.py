@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +75,7 @@ class LiveFiles(Source):
             self._read_profile(path)
             return
         with path.open("rb") as file:
-            inode, offset = self._read_up_to.get(path, (path.stat().st_ino, 0))
+            inode, offset = self._read_up_to.get(path, (os.fstat(file.fileno()).st_ino, 0))
             file.seek(offset)
             for line in _whole_lines(file):
                 offset += len(line)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
@@ -82,6 +84,26 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     path.write_text(sample_line(), "utf-8")
     assert sum(endpoints(files).values()) == 1
     assert files.version > version
+
+
+class ReplacedPath(type(Path())):  # type: ignore[misc]
+    """A path whose file is replaced as soon as it has been opened, if there is another one beside it."""
+
+    def open(self, *arguments: Any, **options: Any) -> Any:
+        file = super().open(*arguments, **options)
+        with suppress(FileNotFoundError):
+            self.with_suffix(".new").replace(self)
+        return file
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_next(tmp_path: Path) -> None:
+    path = ReplacedPath(tmp_path / "logs.jsonl")
+    path.write_text(sample_line(service="old"), "utf-8")
+    path.with_suffix(".new").write_text(2 * sample_line(service="new"), "utf-8")
+    files = LiveFiles(path)
+    for service, count in (("old", 1), ("new", 2)):
+        files.refresh()
+        assert dict(files.recording.facet_values(Selection("samples"))["service"].values) == {service: count}
 
 
 def test_no_line_is_read_twice_whatever_is_in_it(tmp_path: Path) -> None:
