@@ -22,7 +22,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { BACKLOG = 128, MAX_PIECE = 65536 };
+enum { BACKLOG = 512, MAX_PIECE = 65536 }; /* BACKLOG: hosts that connect while the exporter is loading */
 
 typedef struct OwnedSocket {
     PyObject_HEAD

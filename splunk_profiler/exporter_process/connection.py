@@ -181,6 +181,8 @@ class ExporterConnection:
                 self._connect()
             except ConnectionRefusedError:
                 self._start_exporter()
+            except BlockingIOError:  # it has not begun to accept, and many wait already
+                self.failure = _STARTS_ELSEWHERE
         except OSError as error:
             self._note_failure(str(error))
         return self._socket is not None

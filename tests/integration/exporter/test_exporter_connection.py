@@ -119,6 +119,18 @@ def test_data_is_kept_while_another_process_starts_the_exporter(connection: Expo
     assert receive(connection, 3) == [b"one", b"two", b"three"]
 
 
+def test_data_is_kept_while_many_hosts_wait_for_an_exporter_that_loads(connection: ExporterConnection) -> None:
+    with socket.socket(socket.AF_UNIX) as loading, socket.socket(socket.AF_UNIX) as other_host:
+        loading.bind(connection.name)
+        loading.listen(0)
+        other_host.connect(connection.name)
+        assert connection.send(b"one\n")
+        assert connection.send(b"two\n")
+        assert connection.generation == 1
+    assert connection.send(b"three\n")  # it has ended: this process starts one
+    assert receive(connection, 3) == [b"one", b"two", b"three"]
+
+
 def test_close_waits_for_another_process_that_starts_the_exporter() -> None:
     connection, other = _connections_with_one_token()
     with socket.socket(socket.AF_UNIX) as starter:
