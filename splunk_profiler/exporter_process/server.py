@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import Protocol
@@ -166,9 +166,11 @@ class Server:
                 for key, _ in self._selector.select(_POLL_S if is_ending else _TICK_S):
                     self._see_to_arrivals()
                     key.data()
-                if is_ending or time.monotonic() >= next_tick_s:
+                is_due = time.monotonic() >= next_tick_s
+                if is_due:
                     next_tick_s = time.monotonic() + _TICK_S
-                    self._tick()
+                if is_due or is_ending:
+                    self._tick([one for one in self._connections if is_due or one.is_ending])
         finally:
             self._listener.close()
 
@@ -250,12 +252,12 @@ class Server:
         if connection.is_ending:  # its socket stays readable
             self._selector.unregister(connection.socket)
 
-    def _tick(self) -> None:
+    def _tick(self, connections: Iterable[_Connection]) -> None:
         if self._listener not in self._arrivals.get_map():
             self._arrivals.register(self._listener, selectors.EVENT_READ, self._accept)
         for newcomer in [one for one in self._newcomers if one.is_late]:
             self._dismiss(newcomer)
-        for connection in [*self._connections]:
+        for connection in connections:
             was_ending = connection.is_ending
             connection.tick()
             if connection.is_ending and not was_ending:

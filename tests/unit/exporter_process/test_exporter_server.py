@@ -27,19 +27,26 @@ _TIMEOUT_S = 60
 
 
 class _Session:
-    """A session that is over with its stream."""
+    """A session that is over with its stream, or after some ticks more."""
 
-    end_timeout_s = 1.0
+    end_timeout_s = float(_TIMEOUT_S)
 
-    def __init__(self, feed: Callable[[bytes], None]) -> None:
+    def __init__(self, feed: Callable[[bytes], None], ending_ticks: int = 0) -> None:
         self._feed = feed
-        self.is_done = False
+        self._ticks_left = ending_ticks
+        self._is_closed = False
+        self.ticks = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_closed and self._ticks_left <= 0
 
     def feed(self, data: bytes) -> None:
         self._feed(data)
 
     def tick(self) -> None:
-        """Do nothing."""
+        self.ticks += 1
+        self._ticks_left -= self._is_closed
 
     def messages(self) -> list[bytes]:
         return []
@@ -51,7 +58,7 @@ class _Session:
         return nullcontext()
 
     def close(self) -> None:
-        self.is_done = True
+        self._is_closed = True
 
 
 def _connect() -> socket.socket:
@@ -70,12 +77,12 @@ def _connect_host() -> socket.socket:
     return connection
 
 
-def _serve(feed: Callable[[bytes], None]) -> threading.Thread:
+def _serve(feed: Callable[[bytes], None], make_session: Callable[..., _Session] = _Session) -> threading.Thread:
     """Start a server, which ends with its last host."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(socket_name(_TOKEN, os.geteuid()))
         listener.listen()
-        served = threading.Thread(target=Server(listener.dup(), lambda _: _Session(feed), _TOKEN).run)
+        served = threading.Thread(target=Server(listener.dup(), lambda _: make_session(feed), _TOKEN).run)
         served.start()
     return served
 
@@ -127,3 +134,24 @@ def test_newcomer_is_answered_between_two_hosts_with_much_to_say() -> None:
     newcomers[0].close()
     served.join(_TIMEOUT_S)
     assert answered == [True]
+
+
+def test_hosts_hear_no_more_while_another_one_is_ending() -> None:
+    sessions: list[_Session] = []
+    ending_ticks = 60
+
+    def make_session(feed: Callable[[bytes], None]) -> _Session:
+        sessions.append(_Session(feed, ending_ticks))
+        return sessions[-1]
+
+    is_fed = threading.Semaphore(0)
+    served = _serve(lambda _: is_fed.release(), make_session)
+    ending, other = _connect_host(), _connect_host()
+    for host in (ending, other):
+        host.sendall(b"data")
+        assert is_fed.acquire(timeout=_TIMEOUT_S)
+    before = sessions[1].ticks
+    assert _end(ending) == frame(SENT)
+    assert sessions[1].ticks - before < ending_ticks / 2
+    assert _end(other) == frame(SENT)
+    served.join(_TIMEOUT_S)
