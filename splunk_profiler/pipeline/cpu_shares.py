@@ -100,14 +100,18 @@ class CpuShares:
                     ended_weights_ns.update(share.weights_ns)
             elif share.cpu_ns:
                 donors.append((key, share))
+        ended = _Share("")  # all in one: there may be many kinds
         for key, share in donors:
-            of_others_ns = weights_ns.get(share.kind) or (isinstance(key, str) and ended_weights_ns)
-            if of_others_ns:
-                _distribute_cpu(share.cpu_ns, of_others_ns)
-            elif isinstance(key, str):  # in one: there may be many kinds
-                self._shares.setdefault("", _Share("")).add(share)
+            if of_kind_ns := weights_ns.get(share.kind):
+                _distribute_cpu(share.cpu_ns, of_kind_ns)
+            elif isinstance(key, str):
+                ended.cpu_ns += share.cpu_ns
             else:
                 self._shares[key] = share
+        if ended_weights_ns:
+            _distribute_cpu(ended.cpu_ns, ended_weights_ns)
+        elif ended.cpu_ns:
+            self._shares[""] = ended
 
     def undistributed_ns(self) -> int:
         """Return the CPU time that is left after the last profile."""

@@ -54,6 +54,29 @@ def test_shares_of_a_thread_go_to_its_own_samples_in_which_it_ran() -> None:
     assert (computes.cpu_ns, waits.cpu_ns, other.cpu_ns) == (9 * MS, 0, 1 * MS)
 
 
+class CountingBucket(Bucket):
+    """A bucket that counts the times that are added to any of them."""
+
+    additions = 0
+
+    def __setattr__(self, name: str, value: object) -> None:
+        CountingBucket.additions += name == "cpu_ns"
+        super().__setattr__(name, value)
+
+
+def test_shares_of_ended_threads_with_names_of_their_own_are_divided_once() -> None:
+    shares, buckets = CpuShares(), [CountingBucket(0) for _ in range(50)]
+    for number in range(100):
+        thread = Thread(number, chr(ord("A") + number), number, number)
+        runs = PERIOD_NS if number < len(buckets) else 0
+        shares.add(thread, buckets[number % len(buckets)], 1 * MS, runs, runs)
+        shares.forget(number)
+    CountingBucket.additions = 0
+    shares.distribute()
+    assert [bucket.cpu_ns for bucket in buckets] == [2 * MS] * len(buckets)
+    assert CountingBucket.additions == 2 * len(buckets)
+
+
 def test_shares_weigh_a_sample_by_the_deadlines_it_stands_for() -> None:
     shares, long, short = CpuShares(), Bucket(0), Bucket(0)
     shares.add(THREADS[1], long, 30 * MS, 3 * PERIOD_NS, 3 * PERIOD_NS)
