@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import resource
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from collecting_terminal import run_collector_on_terminal
-from command_line import DEADLINE_S, Collector, run_collector, run_sender, splunk_profiler
+from command_line import (
+    COMMAND,
+    DEADLINE_S,
+    ROOT,
+    Collector,
+    clean_environment,
+    run_collector,
+    run_sender,
+    splunk_profiler,
+)
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from permissions import find_open_to_others, umask_cleared
 
 from splunk_profiler.cli.receiver import MAX_ITEMS, MAX_SERVICES
+from splunk_profiler.system.threads import wait_until
 
 FILLED = 4096
 
@@ -184,6 +195,31 @@ def test_a_full_disk_refuses_requests_also_when_nobody_reads_the_errors(tmp_path
         output, _ = collector.end()
     assert numbers(collector) == [2]
     assert "1 not saved" in output
+
+
+def test_a_full_disk_that_the_output_is_on_does_not_end_the_collector(tmp_path: Path) -> None:
+    def write_up_to(size: int) -> None:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    output = tmp_path / "output"
+    command = [*COMMAND, "collect", "--port", "0", "--output", str(tmp_path / "profiles")]
+    with output.open("w") as file:
+        process = subprocess.Popen(command, env=clean_environment(), cwd=ROOT, stdout=file, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: output.read_text("utf-8").endswith("\n"), DEADLINE_S)
+        with run_sender(output.read_text("utf-8").split()[-1]) as sender:
+            size = output.stat().st_size
+            write_up_to(size + 5)
+            assert sender.do("numbered", 1, 100) == "UNAVAILABLE"
+            assert wait_until(lambda: output.stat().st_size > size, DEADLINE_S)  # a piece of a summary
+            write_up_to(resource.RLIM_INFINITY)
+            assert sender.do("numbered", 2, 100) == "OK"
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+    assert output.read_text("utf-8") == ""
 
 
 def test_acknowledged_records_survive_sigkill_and_the_next_run_appends(
