@@ -32,6 +32,12 @@ class SelectedTraces:
             self._ended_ns[trace.trace_id] = trace.time_ns
             self._last_end_ns = max(self._last_end_ns, trace.time_ns)
 
+    def clear(self) -> None:
+        """Forget all; a stream that begins anew tells of those that are still selected."""
+        self._entries.clear()
+        self._ended_ns.clear()
+        self._last_end_ns = 0
+
     def has_selected(self, time_ns: int) -> bool:
         """Return True if samples of this time of day may belong to a selected trace."""
         return len(self._entries) > len(self._ended_ns) or time_ns <= self._last_end_ns

@@ -144,8 +144,9 @@ class StreamPipeline:
             self._add_event(item)
         elif isinstance(item, BlocksEnded):
             self._live_heap.end(item.live_ids)
-        elif isinstance(item, ProcessStarted):  # what was in use before is not known any more
+        elif isinstance(item, ProcessStarted):  # the ends of blocks and traces may have been lost before
             self._live_heap.clear()
+            self._traces.clear()
         elif isinstance(item, TraceSelected):
             self._traces.select(item)
         elif isinstance(item, TraceEnded):

@@ -17,7 +17,8 @@ from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPip
 from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, CapturesLost
 from splunk_profiler.stream.codec import RecordDecoder, StreamError, encode
 from splunk_profiler.stream.reader import StreamReader
-from splunk_profiler.stream.records import HEADER, LostRecord, SnapshotRecord
+from splunk_profiler.stream.records import HEADER, LostRecord, SnapshotRecord, StartRecord, TraceRecord
+from splunk_profiler.stream.writer import StreamWriter
 
 NAMES = ("MainThread", "waits", "held", "ends", "renamed")
 HOUR_NS = 3_600_000_000_000
@@ -139,6 +140,22 @@ def test_selected_trace_event_and_last_endpoint_are_in_the_profiles(recorded: Re
     assert f"{SPAN.trace_id:032x}" in map(str, labels.values())
     events = [one for profile in profiles for one in profile.aggregates if one.kind is not None]
     assert [(one.event_count, one.event_amount) for one in events] == [(3, 4_000_000)]
+
+
+def test_trace_whose_end_was_lost_ends_where_the_stream_begins_anew(recorded: Recorded) -> None:
+    writer = StreamWriter()
+    writer.write(StartRecord("{}"))
+    writer.write(TraceRecord(SPAN.trace_id, 0, 1, 0))
+    of_traces = [
+        sum(
+            one.count
+            for profile in records
+            if profile.source is InstrumentationSource.SNAPSHOT
+            for one in profile.aggregates
+        )
+        for records in (Piped().feed(recorded.data), Piped().feed(writer.take() + recorded.data))
+    ]
+    assert of_traces[0] == of_traces[1] > 0
 
 
 def test_an_empty_heap_has_a_profile_where_memory_is_followed(recorded: Recorded) -> None:
