@@ -147,7 +147,12 @@ def _print_lines(updates: Iterator[ReceivedCounts], saved: Saved) -> None:
             continue
         next_line += _LINE_INTERVAL_S
         if counts != shown:
-            print_line(_summary_line(counts, saved))
+            try:
+                print_line(_summary_line(counts, saved))
+            except BrokenPipeError:  # its reader has ended, and so does this command
+                raise
+            except OSError:  # the output may be on the same full disk
+                continue
             shown = counts
 
 
