@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,10 @@ class ConnectionSelector:
         """Return the connection for the next export: our own unless `may_share`."""
         if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
-        channel = self._find_trace_channel() if self._can_share and may_share else None
+        channel = None
+        if self._can_share and may_share:
+            with suppress(Exception):  # of processors of the application
+                channel = self._find_trace_channel()
         if channel is None:
             self._shared_connection = None
         elif self._shared_connection is None or self._shared_connection.channel is not channel:
@@ -159,9 +163,12 @@ class ConnectionSelector:
 
 def iter_span_exporters(provider: object | None) -> Iterator[object]:
     """Yield the exporters behind the span processors of an SDK `TracerProvider`."""
-    pending = [getattr(provider, "_active_span_processor", None)]
+    pending, seen = [getattr(provider, "_active_span_processor", None)], set[int]()
     while pending:
         processor = pending.pop()
+        if id(processor) in seen:
+            continue
+        seen.add(id(processor))
         pending.extend(getattr(processor, "_span_processors", ()))
         for owner in (processor, getattr(processor, "_batch_processor", None)):
             for name in ("span_exporter", "_exporter"):

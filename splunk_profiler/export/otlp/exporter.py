@@ -26,6 +26,7 @@ from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import body_parts
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record
 from splunk_profiler.otel.spans import tracer_provider
+from splunk_profiler.system.printable import shortened
 from splunk_profiler.system.threads import OwnedLock
 
 _MIN_TIMEOUT_S = 0.05
@@ -147,7 +148,7 @@ class OtlpSink(Generic[Record]):
         self._probed_details = ""
         partial = response.partial_success
         rejected = max(partial.rejected_log_records, 0)
-        return ExportResult(ExportStatus.DELIVERED, partial.error_message, rejected=rejected)
+        return ExportResult(ExportStatus.DELIVERED, shortened(partial.error_message), rejected=rejected)
 
     def _interrupted_result(self) -> ExportResult:
         text = f"{self._endpoint.url} had not answered when the export had to be ended"

@@ -142,7 +142,7 @@ def _encode_sizes(text_bytes: int, rest_bytes: int) -> tuple[bytes, bytes]:
 
 def encode_end(observed_ns: int) -> bytes:
     """Encode the fields that all records of a request have last."""
-    return _TIME.pack(_OBSERVED_TIME_TAG, observed_ns) + _EVENT_NAME
+    return _TIME.pack(_OBSERVED_TIME_TAG, max(observed_ns, 0)) + _EVENT_NAME
 
 
 def _encode_span(span: SpanRef) -> bytes:

@@ -19,6 +19,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 
+from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.parsers import parse_endpoint
 from splunk_profiler.export.otlp import channel
 
 
@@ -36,6 +38,27 @@ def test_the_exporter_of_each_span_processor_can_be_found(exporter: OTLPSpanExpo
         provider.add_span_processor(processor)
         assert exporter in list(channel.iter_span_exporters(provider))
         provider.shutdown()
+
+
+class OddProcessor(SpanProcessor):
+    """A processor of the application with an attribute of the name that the SDK's have."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+
+    @property
+    def _span_processors(self) -> object:
+        return self._inner if self._inner != "itself" else (self,)
+
+
+@pytest.mark.parametrize("inner", [None, 3, "itself"])
+def test_an_odd_processor_leaves_us_our_own_connection(inner: object) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(OddProcessor(inner))
+    endpoint = parse_endpoint("http://127.0.0.1:9")
+    selector = channel.ConnectionSelector(endpoint, Transport(), lambda: provider, share_connection=True)
+    assert not selector.choose_connection(may_share=True).is_shared
+    selector.close()
 
 
 def test_a_provider_without_processors_has_no_exporter() -> None:

@@ -49,6 +49,12 @@ def test_request_is_as_long_as_protobuf_would_make_it() -> None:
     assert len(encoded) == ExportLogsServiceRequest.FromString(encoded).ByteSize()
 
 
+def test_a_record_of_a_clock_before_the_epoch_is_sent_as_of_then() -> None:
+    encoded = SampleEncoder(lambda: RESOURCE, body_parts, time_ns=lambda: -1).encode([make_sample(-5)])
+    (record,) = ExportLogsServiceRequest.FromString(encoded).resource_logs[0].scope_logs[0].log_records
+    assert (record.time_unix_nano, record.observed_time_unix_nano) == (0, 0)
+
+
 def test_a_record_outside_a_span_has_every_field_but_ids() -> None:
     sample = make_sample(5, period_ns=250_000_000)
     record = only_record(sample)
