@@ -41,6 +41,8 @@ class StreamFile(StreamOutput):
             self._write(data)
         except OSError as error:
             self._fail(f"the stream cannot be written to {self._directory}: {error.strerror or error}")
+            if isinstance(error, FileNotFoundError):  # it was removed: the next data begins another one
+                self.path, self._size = None, 0
             return False
         self._size += len(data)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,14 @@ def test_full_file_does_not_have_the_stream_begin_anew(tmp_path: Path, caplog: p
     assert caplog.messages == ["the stream has 0 MiB, and more is not kept (SPLUNK_PROFILER_OUTPUT)"]
 
 
-def test_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
-    output = StreamFile(tmp_path)
+def test_stream_whose_file_was_removed_begins_anew_in_another_one(tmp_path: Path) -> None:
+    output = StreamFile(tmp_path / "streams")
     assert output.send(b"one")
-    assert output.path is not None
-    output.path.unlink()
-    assert not output.send(b"two")
+    removed = output.path
+    assert removed is not None
+    shutil.rmtree(tmp_path / "streams")
+    assert not output.send(b"two")  # which would not be the beginning of a stream
     assert not list(tmp_path.iterdir())
+    assert output.send(b"three")
+    assert output.path not in (None, removed)
+    assert [path.read_bytes() for path in (tmp_path / "streams").iterdir()] == [b"three"]
