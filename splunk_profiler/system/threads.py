@@ -361,7 +361,7 @@ def is_patch_possible() -> bool:
 def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # of an import hook, or of a module without a specification
+    except Exception:  # of an import hook, or of a module without a specification
         return name in sys.modules
 
 

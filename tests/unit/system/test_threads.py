@@ -200,6 +200,20 @@ def test_what_gevent_replaces_is_found_without_an_import() -> None:
     assert _run(IMPORT_LOCK) == "ok\n"
 
 
+class FrozenImports:
+    """An import hook that lets nothing else be imported."""
+
+    def find_spec(self, *_: object) -> None:
+        raise RuntimeError("imports are frozen")
+
+
+def test_nothing_can_be_patched_where_an_import_hook_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gevent", "eventlet"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [FrozenImports()])
+    assert not threads.is_patch_possible()
+
+
 @pytest.mark.parametrize(("offer_s", "offers"), [(0.0005, 100), (0.04, 3)])
 def test_gil_is_offered_rarely_where_an_offer_takes_long(offer_s: float, offers: int) -> None:
     now_s, offered = 1000.0, 0
