@@ -370,10 +370,11 @@ def choose_sampling_walker(preference: str, *, has_lost_threads: bool) -> Walker
 
 
 def _usable_settings(resolved: Resolved, choice: WalkerChoice) -> Resolved:
-    """Return the settings without memory where the walker cannot sample it; profiles of it would be empty."""
-    if choice.name == "native" or not resolved.config.memory_enabled:
+    """Return the settings without memory where it cannot be sampled; profiles of it would be empty."""
+    needed = "the native walker" if choice.name != "native" else "SPLUNK_PROFILER_ENABLED=true"
+    if not resolved.config.memory_enabled or (choice.name == "native" and resolved.config.enabled):
         return resolved
-    logger.warning("SPLUNK_PROFILER_MEMORY_ENABLED=true has no effect: memory needs the native walker")
+    logger.warning("SPLUNK_PROFILER_MEMORY_ENABLED=true has no effect: memory needs %s", needed)
     return resolved._replace(config=replace(resolved.config, memory_enabled=False))
 
 

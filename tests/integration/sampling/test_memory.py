@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -138,6 +139,17 @@ def test_portable_walker_sends_no_profile_of_memory_and_says_why() -> None:
     run = run_target("allocating_work.py", "once", walker="portable", **_SETTINGS)
     assert {record["attributes"]["profiling.data.type"] for record in run.records} == {"cpu"}
     assert run.output.count("memory needs the native walker") == 1
+
+
+def test_snapshots_alone_say_that_they_have_no_memory() -> None:
+    env = {
+        **_SETTINGS,
+        "SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true",
+        "SPLUNK_PROFILER_LOGS_ENDPOINT": "http://127.0.0.1:9",
+    }
+    with Target(sys.executable, "-c", "import splunk_profiler; assert splunk_profiler.start()", env=env) as target:
+        assert target.finish() == 0, target.output
+        assert target.output.count("memory needs SPLUNK_PROFILER_ENABLED=true") == 1
 
 
 @pytest.mark.parametrize("scenario", ["ending", "forks", "interpreters"])
