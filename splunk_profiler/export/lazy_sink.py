@@ -75,7 +75,7 @@ class LazySink(DeferredSink[Record]):
             return
         self._opener = ThreadProgress()
         try:
-            self._run_between_forks(self._load)
+            self._run_between_forks(self._load_in_short_turns)
         except Exception:
             logger.debug("the exporter cannot be loaded at the start", exc_info=True)
         finally:
@@ -146,8 +146,7 @@ class LazySink(DeferredSink[Record]):
     def _open_steps(self) -> None:
         self._opener = ThreadProgress()
         try:
-            if self._load is not None:
-                self._run_between_forks(self._load)
+            self._run_between_forks(self._load_in_short_turns)
             self._idents_before_detect = frozenset(active_threads().copy())
             if self._detect is not None:
                 self._detect()
@@ -162,7 +161,12 @@ class LazySink(DeferredSink[Record]):
             self._fork_finished.wait(_POLL_INTERVAL_S)
             self._is_loading = True
         try:
-            with self._turns:
-                step()
+            step()
         finally:
             self._is_loading = False
+
+    def _load_in_short_turns(self) -> None:
+        """Import the modules of the sink. To open it may wait for a network, and takes the usual turns."""
+        if self._load is not None:
+            with self._turns:
+                self._load()
