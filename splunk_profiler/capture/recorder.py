@@ -14,6 +14,7 @@ from splunk_profiler.capture.snapshot_writer import writer_type
 from splunk_profiler.capture.thread_registry import ThreadInfo, ThreadRegistry, make_stat_reader
 from splunk_profiler.model import SpanRef
 from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawSnapshot, RawThread
+from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.records import (
     EndedRecord,
     EndpointRecord,
@@ -29,6 +30,7 @@ from splunk_profiler.stream.records import (
 from splunk_profiler.stream.writer import Labels, StreamWriter, json_object
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import Guard
+from splunk_profiler.system.printable import shortened
 
 _NO_NUMBER_IS_VALID = (1 << 32) - 1
 _MAX_NAMED_ROOTS = 4096
@@ -121,8 +123,17 @@ class StreamRecorder:
 
     def resource(self, attributes: Mapping[str, object], schema_url: str, *, is_final: bool) -> None:
         """Record the resource from now on; one that is not final has what the profiler adds to the service's."""
-        self._resource = ResourceRecord(is_final, json_object(attributes), schema_url)
-        self._writer.write(self._resource)
+        record = ResourceRecord(is_final, json_object(attributes), schema_url)
+        try:
+            self._writer.write(record)
+        except StreamError:  # a value has megabytes
+            short = {
+                name: value if isinstance(value, int | float) else shortened(str(value))
+                for name, value in attributes.items()
+            }
+            record = record._replace(attributes=json_object(short))
+            self._writer.write(record)
+        self._resource = record
 
     def end(self, timeout_s: float = 0) -> None:
         """Record the end of sampling; the process waits so many seconds until everything is sent on."""

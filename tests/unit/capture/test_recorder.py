@@ -89,6 +89,14 @@ def test_first_snapshot_is_complete_and_later_ones_have_the_changes(bench: Bench
     assert bench.see(thread(2, cpu_ns=9)).ended == [1]
 
 
+def test_resource_with_a_huge_value_is_recorded_with_the_beginning_of_it(bench: Bench) -> None:
+    attributes = {"process.command_line": "x" * (5 << 20), "process.pid": 7, "service.name": "shop"}
+    bench.recorder.resource(attributes, "", is_final=True)
+    assert bench.read() == [ResourceChanged(True, {**attributes, "process.command_line": "x" * 4095 + "…"}, "")]
+    bench.recorder.restart()
+    assert any(isinstance(item, ResourceChanged) for item in bench.read())
+
+
 def test_focused_snapshot_says_nothing_of_other_threads(bench: Bench) -> None:
     bench.see(thread(1), thread(2))
     focused = bench.see(thread(2), thread(3), is_focused=True)
