@@ -30,8 +30,9 @@ from splunk_profiler.stream.captured import (
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.guard import Guard
+from splunk_profiler.system.printable import shortened
 
-_MAX_ENDPOINTS, _MAX_ENDPOINT_LENGTH = 4096, 4096
+_MAX_ENDPOINTS = 4096
 
 
 class PipelineSettings(NamedTuple):
@@ -157,7 +158,7 @@ class StreamPipeline:
             self.close(item)
 
     def _name_endpoint(self, named: EndpointNamed) -> None:
-        self._endpoints[named.local_root_id] = named.name[:_MAX_ENDPOINT_LENGTH]
+        self._endpoints[named.local_root_id] = shortened(named.name)
         if len(self._endpoints) > _MAX_ENDPOINTS:
             self._endpoints.popitem(last=False)
 
