@@ -30,7 +30,9 @@ def block_signals() -> Iterator[None]:
 def wait_for_signal(timeout_s: float) -> bool:
     """Wait up to `timeout_s` seconds for a signal inside `block_signals` and take it; False if none came."""
     if hasattr(signal, "sigtimedwait"):
-        return signal.sigtimedwait(_STOP_SIGNALS, timeout_s) is not None
+        found = signal.sigtimedwait(_STOP_SIGNALS, timeout_s)
+        # CPython returns arbitrary fields if a stop (SIGSTOP) outlasts the wait.
+        return found is not None and found.si_signo in _STOP_SIGNALS
     until = time.monotonic() + timeout_s  # macOS has no sigtimedwait
     while signal.sigpending().isdisjoint(_STOP_SIGNALS):
         if (left_s := until - time.monotonic()) <= 0:
