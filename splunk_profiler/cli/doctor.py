@@ -57,6 +57,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         click.get_current_context().color = False
     env = own_env if pid is None else environment_of(pid)
     resolved = from_env(env)
+    uid = os.geteuid() if pid is None else user_of(pid)
     sections = {
         "Switch": [*checks.check_switches(resolved), *checks.check_activation(env)],
         "Interpreter": [*checks.check_interpreter(resolved)],
@@ -67,14 +68,13 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
             *checks.check_memory(resolved.config),
         ],
         "Destination": [*destination_checks.check_destination(resolved, env)],
-        "Host profilers": [*check_host_profilers(resolved, env)],
+        "Host profilers": [*check_host_profilers(resolved, env, uid)],
     }
     status = None
     if pid is not None:
         of_process, status = _examine_process(pid, resolved)
         sections = {**of_process, **sections}
     if not no_export and not isinstance(resolved.destination, (NoDestination, StreamDirectory)):
-        uid = os.geteuid() if pid is None else user_of(pid)
         sections["Test"] = [*destination_checks.check_export(resolved, uid)]
     failures = [finding for section in sections.values() for finding in section if finding.verdict is Verdict.FAILURE]
     if as_json:

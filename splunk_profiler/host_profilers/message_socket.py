@@ -40,7 +40,7 @@ class MessageSocket:
     def __init__(self, directory: str) -> None:
         self._pid = os.getpid()
         self._directory = directory
-        self.path = _new_path(directory)
+        self.path = new_path(directory)
         self._open()
 
     def _open(self) -> None:
@@ -111,7 +111,12 @@ def _inode(new_socket: _socket.socket) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _new_path(directory: str) -> str:
+def new_path(directory: str) -> str:
+    """Return a path in `directory` that no other socket has.
+
+    Raises:
+        MessageSocketError: it is too long.
+    """
     path = f"{directory.rstrip('/')}/{_NAME_PREFIX}{os.getpid()}-{os.urandom(4).hex()}.sock"
     length = len(os.fsencode(path))
     if length > MAX_PATH_BYTES:

@@ -254,6 +254,20 @@ def test_nothing_is_made_in_the_directory_of_another_users_process(tmp_path: Pat
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the extension is not built")
+def test_no_directory_is_made_where_sockets_are_to_be(tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = tmp_path_factory.mktemp("s")  # paths of sockets are short
+    named = {"ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR": f"{place}/run/s"}
+    _, data = examined({**ON, **named}, "--no-export")
+    assert f"socket: {place}/run/s is missing" in findings(data, "note")
+    if os.geteuid() == 0:  # only root can become another user
+        env = clean_environment({**ON, **named})
+        with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE, user=_NOBODY) as process:
+            _, data = examined({}, "--pid", str(process.pid), "--no-export")
+        assert "socket: not tried" in findings(data, "note")
+    assert not [*place.iterdir()]
+
+
 def test_a_process_that_is_not_there_or_is_not_python_is_an_error() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         _, data = examined({}, "--pid", str(process.pid), "--no-export")
