@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from splunk_profiler.viewer.model import TRACE, Selection, Span
@@ -14,7 +15,7 @@ class Source:
     Attributes:
         name: as it is shown to the user.
         recording: what has been read.
-        version: another number after each change of it.
+        version: another number after each change of it, and in each process: a page outlives its server.
         follows: what is added to it appears.
         unread: records of the profiling scope, and requests, that could not be read.
         remark: what else is missing in such a source; empty if nothing is.
@@ -22,7 +23,7 @@ class Source:
 
     name: str
     recording: Recording
-    version = 0
+    version = time.time_ns() // 1_000_000  # exact in JavaScript
     follows = True
     unread = 0
     remark = ""

@@ -49,8 +49,8 @@ def lines() -> Iterator[str]:
 
 
 @contextmanager
-def serve(source: Path) -> Iterator[str]:
-    command = [*COMMAND, "view", str(source)]
+def serve(source: Path, *options: str) -> Iterator[str]:
+    command = [*COMMAND, "view", str(source), *options]
     with subprocess.Popen(command, env=clean_environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

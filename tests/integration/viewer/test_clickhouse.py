@@ -229,9 +229,10 @@ def test_new_records_are_added_once_when_late_ones_have_come_too(database: Datab
     database.make_tables("by_timestamp_time")
     database.insert([sample_line(time_ns=now_ns(600))])
     shown = ClickHouse(database.address, database.environment, lag_ns=100 * 10**9)
+    version = shown.version
     database.insert([sample_line(time_ns=now_ns(99.5))])
     shown.refresh()
-    assert shown.version == 1  # it has just been asked
+    assert shown.version == version  # it has just been asked
     shown = ClickHouse(database.address, database.environment, refresh_ns=0, lag_ns=100 * 10**9)
     database.insert([sample_line(time_ns=now_ns(99))])
     while shown.recording.weights(SAMPLES).sum() < 3:  # they are read when the lag is over
