@@ -14,7 +14,6 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 MAX_STACK_IDS = 100_000  # of one transaction: a collector would refuse a larger span as a whole
@@ -152,8 +151,8 @@ class TransactionBuffer:
     def _refuse(self, transaction: Transaction) -> None:
         self.refused += 1
         self._refused[transaction.key] = transaction  # for the calls of the other exporters
-        _evict_oldest(self._refused, _MAX_REFUSED)
         self._close(transaction)
+        _evict_oldest(self._refused, _MAX_REFUSED)
 
     def _close(self, transaction: Transaction) -> None:
         self._known.pop(transaction.key, None)
@@ -166,5 +165,5 @@ def _evict_oldest(known: dict[int, Transaction], max_count: int) -> None:
     Removes many at once. A dict whose first entries are removed one by one is slow to find its first.
     """
     if len(known) > max_count:
-        for key in list(islice(known, max_count // 8 + 1)):
+        for key in list(known)[: max_count // 8 + 1]:  # a copy in one step: other threads change it
             known.pop(key, None)

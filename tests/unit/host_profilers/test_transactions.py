@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from splunk_profiler.host_profilers.transactions import MAX_STACK_IDS, Transaction, TransactionBuffer
 
@@ -121,6 +123,30 @@ def test_spans_that_never_end_and_samples_of_strangers_do_not_pile_up() -> None:
         transactions.count(1_000_000 + key, ONE, 1)
     assert sum(1 for key in range(count) if _is_known(transactions, key)) < 70_000
     assert transactions.unmatched >= count
+
+
+def test_full_queue_refuses_on_many_threads_at_once() -> None:
+    transactions = TransactionBuffer(1)
+    transactions.defer(0, EXPORTER, "waits", 1)
+    lost: list[list[str]] = []
+
+    def work(number: int) -> None:
+        for key in range(number << 40, (number << 40) + 30_000):
+            transactions.begin(key)
+            got = [
+                who for exporter in (EXPORTER, SECOND) for who, _ in transactions.defer(key, exporter, "s", 1).take()
+            ]
+            if got != [EXPORTER, SECOND]:
+                lost.append(got)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(1, 7)))  # raises what they have raised
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert not lost
 
 
 def _is_known(transactions: TransactionBuffer, key: int) -> bool:
