@@ -112,7 +112,7 @@ class SpanDeferral:
             return
 
         def on_start(span: Any, parent_context: Any = None) -> None:
-            if self.is_active:
+            if self.is_active and wrapped.accepts_any_thread:
                 self._begin(span)
             wrapped.on_start(span, parent_context=parent_context)
 

@@ -59,9 +59,10 @@ class WrappedProcessor:
         """True if it may get spans on the worker thread.
 
         False where it would export there and threads are greenlets. Locks of greenlets do not work
-        between real threads: all that wait for one would wait for ever.
+        between real threads: all that wait for one would wait for ever. Those of eventlet wake no
+        greenlet of another thread either, so there an exporter with a queue would sleep on.
         """
-        return self.has_queue or not threads_are_greenlets()
+        return not threads_are_greenlets() or (self.has_queue and "eventlet" not in sys.modules)
 
     @property
     def free_slots(self) -> int:
@@ -95,5 +96,12 @@ def iter_processors(processor: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
         for value in list(getattr(processor, "__dict__", {}).values()):
             inner += value if isinstance(value, (tuple, list)) else [value]
     for other in inner:
-        if depth > 0 and callable(getattr(other, "on_end", None)) and callable(getattr(other, "on_start", None)):
+        if depth > 0 and _is_processor(other):
             yield from iter_processors(other, depth - 1)
+
+
+def _is_processor(value: Any) -> bool:
+    try:
+        return callable(getattr(value, "on_end", None)) and callable(getattr(value, "on_start", None))
+    except Exception:  # of the application's objects: a proxy of a request raises where there is none
+        return False

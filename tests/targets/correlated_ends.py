@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 from marked_work import say
@@ -195,23 +196,18 @@ def alarmed() -> None:
     say("ended", {"main": ended, "alarm": heard})
 
 
-def green(when: str, kind: str) -> None:
-    """gevent replaces threads and locks before or after the profiler has started; greenlets work in transactions."""
-    from gevent import (  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: PLC0415
-        monkey,
-    )
-
-    if when == "before":
-        monkey.patch_all()
-    else:
+def green(when: str, kind: str, library: str) -> None:
+    """Greenlets work in transactions; their library replaces threads and locks before or after the profiler's start."""
+    green_library: Any = import_module(library)
+    patch = import_module("gevent.monkey").patch_all if library == "gevent" else green_library.monkey_patch
+    if when == "after":
         assert splunk_profiler.start()
-        monkey.patch_all()
-    import gevent  # noqa: PLC0415
+    patch()
 
     processor = (
         SimpleSpanProcessor(Locking())
         if kind == "simple"
-        else batch(PrintingExporter(), max_queue_size=4, max_export_batch_size=2)
+        else batch(PrintingExporter(), max_queue_size=4 if library == "gevent" else 1024, max_export_batch_size=2)
     )
     provider = provided(processor, first="provider" if when == "before" else "")
     span = met()
@@ -219,11 +215,15 @@ def green(when: str, kind: str) -> None:
     def work(number: int) -> None:
         for turn in range(_ROOTS):
             with TRACER.start_as_current_span(f"{number}.{turn}", Context()):
-                gevent.sleep(0)
+                green_library.sleep(0)
 
-    gevent.joinall([gevent.spawn(work, number) for number in range(_ROOTS)])
+    def work_at_once(numbers: Iterable[int]) -> None:
+        for greenlet in [green_library.spawn(work, number) for number in numbers]:
+            greenlet.join() if library == "gevent" else greenlet.wait()
+
+    work_at_once(range(_ROOTS))
     say("flushed", provider.force_flush())
-    gevent.joinall([gevent.spawn(work, number) for number in range(_ROOTS, 2 * _ROOTS)])
+    work_at_once(range(_ROOTS, 2 * _ROOTS))
     span.end()
 
 

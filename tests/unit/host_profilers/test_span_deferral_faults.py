@@ -12,6 +12,7 @@ from deferral_bench import ID, DeferralBench
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 
+from splunk_profiler.host_profilers import wrapped_exporters
 from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
 
 
@@ -80,6 +81,43 @@ def test_one_exporter_that_gets_views_takes_nothing_from_another() -> None:
     bench.forwarder.forward(bench.now_ns)
     ids = [(one.attributes or {}).get(STACK_TRACE_IDS) for one in bench.exporter.get_finished_spans()]
     assert sorted(ids, key=str) == [(ID,), None]
+
+
+class RequestProxy:
+    """What stands for the request that is being answered."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a request")
+
+
+class Tenant(SpanProcessor):
+    """A processor that reads the request."""
+
+    def __init__(self) -> None:
+        self.request = RequestProxy()
+
+
+def test_odd_processor_keeps_no_other_from_waiting() -> None:
+    bench = DeferralBench()
+    bench.add(Tenant())
+    bench.add(SimpleSpanProcessor(bench.exporter))
+    bench.activate()
+    bench.tracer.start_span("root").end()
+    assert bench.names == []
+    bench.forwarder.forward(bench.now_ns)
+    assert bench.names == ["root"]
+
+
+def test_nothing_is_noted_of_spans_that_cannot_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapped_exporters, "threads_are_greenlets", lambda: True)
+    bench = DeferralBench()
+    bench.add(SimpleSpanProcessor(bench.exporter))
+    bench.activate()
+    span = bench.tracer.start_span("root")
+    bench.count_stack(span)
+    span.end()
+    assert bench.names == ["root"]
+    assert bench.transactions.matched == 0
 
 
 class FlushingAtEachEnd(BatchSpanProcessor):
