@@ -80,6 +80,7 @@ async function ask(what, more = new URLSearchParams()) {
   if (what === "timeline") for (const name of ["since", "until"]) query.delete(name); // it is of the whole time
   const address = `api/${what}?${query}`;
   if (kept.has(address)) return kept.get(address);
+  const version = overview?.version;
   const answer = await fetch(address).catch(() => {
     throw new Error("The viewer does not answer: is the command still running?");
   });
@@ -89,7 +90,8 @@ async function ask(what, more = new URLSearchParams()) {
       + "it runs, or the proxy before it, says why. The page asks again by itself while “new data” is ticked.");
   }
   if (kept.size > 100) kept.clear();
-  if (what === "timeline" || what === "facets") kept.set(address, content);
+  const isOfAll = what === "timeline" || what === "facets";
+  if (isOfAll && version === overview?.version) kept.set(address, content); // not a late one about older data
   return content;
 }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from browser import Page
 from profile_factory import record_body, small_profile
 from saved_samples import append, profile_line, sample_line
-from viewer_page import IN_BROWSER, act, names_in, shown, shown_on
+from viewer_page import IN_BROWSER, act, names_in, serve, shown, shown_on
 
 pytestmark = IN_BROWSER
 RANK = ("shop.rank(/srv/shop.py:7)", "shop.search(/srv/shop.py:3)", "shop.serve(/srv/shop.py:1)")
@@ -141,3 +142,43 @@ def test_data_that_does_not_grow_is_not_asked_for_again(page: Page, growing: Pat
         asks = page.value("asks")
         page.value("follow()")
         assert page.value("asks") == asks
+
+
+def test_a_viewer_that_starts_again_leaves_nothing_of_other_data(page: Page, tmp_path: Path) -> None:
+    for service in ("old", "new"):
+        (tmp_path / f"{service}.jsonl").write_text(sample_line(service=service) + sample_line(service="both"), "utf-8")
+    with serve(tmp_path / "old.jsonl") as address:
+        page.open(address)
+        assert "old" in shown(page, "#facets")
+    page.wait("!byId('problem').hidden")
+    with serve(tmp_path / "new.jsonl", "--port", str(urlsplit(address).port)):
+        page.wait("byId('problem').hidden")
+        assert shown(page, "#source").endswith("new.jsonl")
+        for part in ("#facets", "#legend"):
+            assert "new" in shown(page, part)
+            assert "old" not in shown(page, part)
+        page.do("Page.navigate", url="about:blank")
+    page.problems.clear()  # the browser itself logs that nobody answers
+
+
+def test_a_late_answer_about_older_data_is_not_given_again(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(address)
+        page.value(
+            """globalThis.late = [];
+            const askOnce = globalThis.fetch;
+            globalThis.fetch = async (...all) => {
+                const answer = await askOnce(...all), content = await answer.text();
+                if (all[0].startsWith("api/facets") && !late.length) await new Promise((come) => late.push(come));
+                return new Response(content);
+            };
+            set({ "f.state": "running" });
+            show();
+            0"""
+        )
+        page.wait("late.length")
+        append(growing, sample_line(service="billing"))
+        page.wait("overview.samples === 3 && document.body.dataset.shown === String(asked)")
+        page.value("late[0](); new Promise(setTimeout)")
+        act(page, "show()")
+        assert "billing" in shown(page, "#facets")
