@@ -154,7 +154,9 @@ class Answers:
             return {"start": str(line.start_ns), "step": str(line.step_ns), "series": line.series}
 
     def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
-        """Return the lines of a function with their weights: number, text, own and total.
+        """Return the lines of a function with their weights, and as `total` that of all stacks that have it.
+
+        Rows are number, text, own and total.
 
         The text is empty unless the file is on this machine, and one of Python. Lines around are there without weights.
         """
@@ -163,6 +165,7 @@ class Answers:
             of_stacks = self._weights(selection)
             place = recording.find_function(*function)
             weights = line_weights(recording.stacks, of_stacks, place)
+            having, _, _ = recording.stacks.built().parts_of(place, False, of_stacks != 0)
         texts = _read_source(Path(function[1])) if place >= 0 else []
         numbers = [number for number in weights if number > 0]
         if texts and numbers:
@@ -172,7 +175,7 @@ class Answers:
             [number, texts[number - 1] if number <= len(texts) else "", *weights.get(number, (0, 0))]
             for number in numbers
         ]
-        return {"total": sum(own for own, _ in weights.values()), "isFound": bool(texts), "rows": rows}
+        return {"total": round(of_stacks[having].sum()), "isFound": bool(texts), "rows": rows}
 
     def trace(self, selection: Selection, trace: str) -> dict[str, Any]:
         """Return the spans of a trace, children below their parents, and what was sampled in each.

@@ -178,6 +178,8 @@ def test_a_function_leads_to_its_callers_and_its_callees(page: Page, address: st
     click(page, "[data-view=source]")
     assert "/srv/shop/ranking.py: this file is not on the machine" in shown(page, "#source-lines")
     assert shown(page, "#source-lines tbody tr").split("\t")[0::3] == ["31", "3.33 min"]
+    page.open(f"{address}#view=source&function=shop.app.search&file=/srv/shop/app.py")  # it has no own time
+    assert (shown(page, "#total"), page.value("byId('empty').hidden")) == ("4.00 min", True)
     click(page, "#all")
     assert page.value("view()") == "flame"
     assert page.value("document.querySelector('#only').hidden")

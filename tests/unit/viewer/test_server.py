@@ -180,10 +180,14 @@ def test_source_is_of_files_of_python_that_are_in_the_profiles(client: TestClien
     assert [row for row in answer["rows"] if row[3]] == [[7, "line 7", 1, 1], [9, "line 9", 0, 1]]
     assert answer["rows"][-1][0] == 13
     assert answer["isFound"]
+    assert answer["total"] == 1  # of the stack, which has two of its lines
     hidden = get(client, f"/api/source?value=samples&function=own.shadow&file={secret}")
     assert hidden["rows"] == [[7, "", 1, 1], [9, "", 0, 1]]
     assert not hidden["isFound"]
-    assert get(client, f"/api/source?value=samples&function=unknown&file={code}")["rows"] == []
+    unknown = get(client, f"/api/source?value=samples&function=unknown&file={code}")
+    assert (unknown["total"], unknown["rows"]) == (0, [])
+    append(tmp_path / "logs.jsonl", sample_line("own.leaf(/leaf.py:1)", f"own.caller({code}:3)"))
+    assert get(client, f"/api/source?value=samples&function=own.caller&file={code}")["total"] == 1
 
 
 def test_lines_of_source_are_those_that_python_counts(client: TestClient, tmp_path: Path) -> None:
