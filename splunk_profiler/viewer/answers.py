@@ -156,9 +156,8 @@ class Answers:
     def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
         """Return the lines of a function with their weights, and as `total` that of all stacks that have it.
 
-        Rows are number, text, own and total.
-
-        The text is empty unless the file is on this machine, and one of Python. Lines around are there without weights.
+        Rows are number, text, own and total. The text is empty unless the file is on this machine, and one of Python.
+        Lines around are there without weights.
         """
         with self._lock:
             recording = self._refreshed()

@@ -67,27 +67,27 @@ def call_tree(
         inverted: below the root are the leaves of stacks, and below each its callers.
         before: weights of the baseline; nodes that only it has are left out.
         function: only the parts of stacks from its outermost call on, or up to it if `inverted`.
-        max_nodes: the heaviest stay; the other children of each are summed up in one node `SMALL`.
+        max_nodes: so many at most; the heaviest stay, the other children of each are summed up in one node `SMALL`.
     """
     parts = _parts(stacks, weights, np.zeros_like(weights) if before is None else before, inverted, function)
     table, step = stacks.built(), -1 if inverted else 1
-    levels = [Tree(*map(np.array, ([-1], [SMALL], [0], [parts.weight.sum()], [0.0], [parts.before.sum()])))]
+    own = parts.weight[parts.length == 0].sum()
+    levels = [Tree(*map(np.array, ([-1], [SMALL], [0], [parts.weight.sum()], [own], [parts.before.sum()])))]
     pruned: list[Tree] = []
     heaviest, lightest = levels[0].total, max(1, _lightest(parts, max_nodes))
     node = np.zeros(len(parts.position), np.int64)  # that each part has reached
     begin, end = 0, 1  # nodes of the last level
     for depth in count():
         ended = parts.length == depth
-        own = np.bincount(node[ended] - begin, parts.weight[ended], end - begin)
-        levels[-1] = levels[-1]._replace(own=own)
         if ended.all():
             break
         if ended.any():
             parts, node = _chosen(parts, ~ended), node[~ended]
         first = np.flatnonzero(parts.common <= depth)
         position = parts.position[first] + step * depth
-        total, earlier = np.add.reduceat(parts.weight, first), np.add.reduceat(parts.before, first)
-        children = Tree(node[first], table.functions[position], table.lines[position], total, total, earlier)
+        of_leaves = np.where(parts.length == depth + 1, parts.weight, 0)
+        total, own, earlier = (np.add.reduceat(each, first) for each in (parts.weight, of_leaves, parts.before))
+        children = Tree(node[first], table.functions[position], table.lines[position], total, own, earlier)
         # Of nodes that are lighter than `max_nodes` others none stays, nor what is below them; see `_prune`.
         kept = total >= lightest
         levels.append(_chosen(children, kept))
@@ -138,21 +138,45 @@ def _joined(trees: Sequence[Tree]) -> Tree:
 
 
 def _prune(tree: Tree, pruned: Sequence[Tree], max_nodes: int) -> Tree:
-    """Keep the heaviest nodes, and sum up their other children, those of `pruned` too, in one node `SMALL` each."""
-    kept = np.ones(len(tree.total), bool)
-    if len(kept) > max_nodes:  # no child is heavier than its parent, nor does it come before it
-        least = np.partition(tree.total, -max_nodes)[-max_nodes]
-        kept = tree.total > least
-        kept[np.flatnonzero(tree.total == least)[: max_nodes - kept.sum()]] = True
+    """Keep the heaviest nodes, and sum up their other children, those of `pruned` too, in one node `SMALL` each.
+
+    One that is alone there, and has nothing below it, stays itself.
+    """
+    order = np.argsort(-tree.total, kind="stable")  # no child is heavier than its parent, nor does it come before it
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order))
+    kept = ranks < _count_kept(ranks, tree.parent, pruned, max_nodes)
     places = np.cumsum(kept) - 1
     result = _chosen(tree, kept)
     result = result._replace(parent=np.where(result.parent < 0, -1, places[result.parent]))
     small = _joined([_chosen(tree, ~kept), *pruned])
     small = _chosen(small, kept[small.parent])
-    parents, which = np.unique(places[small.parent], return_inverse=True)
+    parents, first, which, counts = np.unique(places[small.parent], True, True, True)
     total, before = (np.bincount(which, each, len(parents)) for each in (small.total, small.before))
-    functions = np.full(len(parents), SMALL)
-    return _sorted(_joined([result, Tree(parents, functions, np.zeros_like(functions), total, total, before)]))
+    is_itself = (counts == 1) & (small.own == small.total)[first]
+    function, line = np.where(is_itself, small.function[first], SMALL), np.where(is_itself, small.line[first], 0)
+    return _sorted(_joined([result, Tree(parents, function, line, total, total, before)]))
+
+
+def _count_kept(ranks: Numbers, parent: Numbers, pruned: Sequence[Tree], max_nodes: int) -> int:
+    """Return how many of the heaviest nodes there are room for, with one more for each that has other children.
+
+    Args:
+        ranks: the place of each node among the heaviest.
+        parent: of each node.
+        pruned: children of them that are not kept.
+        max_nodes: the room.
+    """
+    count = len(ranks)
+    last = np.zeros(count, np.int64)  # by rank, that of its last child
+    np.maximum.at(last, ranks[parent[1:]], ranks[1:])
+    for each in pruned:
+        last[ranks[each.parent]] = count
+    above = np.flatnonzero(last)
+    # A node has other children from where it is kept until all of them are.
+    begins, ends = (np.bincount(each + 1, minlength=count + 2) for each in (above, last[above]))
+    needed = np.arange(count + 1) + np.cumsum(begins - ends)[:-1]
+    return max(1, int(np.flatnonzero(needed <= max_nodes)[-1]))
 
 
 def _sorted(tree: Tree) -> Tree:
