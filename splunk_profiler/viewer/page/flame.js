@@ -22,7 +22,7 @@ function unpack(columns) {
 // A row of the columns. It is made when it is first looked at: of tens of thousands few are drawn.
 class Frame {
   constructor(graph, at) {
-    const { columns: { parent, function: functions, line, total, own, before }, functions: named } = graph;
+    const { columns: { function: functions, line, total, own, before }, functions: named } = graph;
     [this.name, this.file, this.kind] = at ? named[functions[at]] : ["all", "", 0];
     this.graph = graph;
     this.at = at;
@@ -30,10 +30,18 @@ class Frame {
     this.total = total[at];
     this.own = own[at];
     this.before = before?.[at];
-    this.above = at ? graph.frame(parent[at]) : null;
     this.depth = graph.depths[at];
     this.x = graph.starts[at];
     this.hash = at ? null : "";
+  }
+
+  get above() {
+    return this.at ? this.graph.frame(this.graph.columns.parent[this.at]) : null;
+  }
+
+  // Stands for what there are too many frames of, which has the function of the root: none.
+  get isSum() {
+    return this.at > 0 && !this.graph.columns.function[this.at];
   }
 
   get children() {
@@ -41,11 +49,14 @@ class Frame {
     return Array.from({ length: graph.endBelow[at] - first }, (_, place) => graph.frame(first + place));
   }
 
-  // The hash of its functions from the root on; that of the root is empty.
+  // The hash of its functions from the root on; that of the root is empty. A stack may be too deep for a recursion.
   get path() {
-    if (this.hash !== null) return this.hash;
-    const { path } = this.above;
-    this.hash = hashText(`${this.name}\n${this.file}`, path ? parseInt(path, 36) : undefined).toString(36);
+    const open = [];
+    for (let frame = this; frame.hash === null; frame = frame.above) open.push(frame);
+    for (const frame of open.reverse()) {
+      const { hash } = frame.above;
+      frame.hash = hashText(`${frame.name}\n${frame.file}`, hash ? parseInt(hash, 36) : undefined).toString(36);
+    }
     return this.hash;
   }
 }
@@ -130,23 +141,26 @@ class FlameGraph {
     return this.isUp ? this.deepest - row : row + this.top;
   }
 
-  // Marks the frames with that text; returns the weight of all that lies in or below them.
+  // Marks the frames with that text; returns the weight of all that lies in or below them: `isPart` is true if there may
+  // be more, where frames are summed up.
   find(text) {
     this.search = text.toLowerCase();
     const { parent, function: functions, total } = this.columns, count = this.made.length;
     const below = new Uint8Array(count);
     this.found = new Uint8Array(count);
     this.draw();
-    if (!text) return 0;
+    if (!text) return { weight: 0, isPart: false };
     this.texts ??= this.functions.map(([name, file]) => `${name}\n${file}`.toLowerCase());
     const isFound = this.texts.map((each) => each.includes(this.search));
-    let weight = 0;
+    let weight = 0, isPart = false;
     for (let at = 1; at < count; at++) {
       below[at] = this.found[parent[at]] | below[parent[at]];
-      this.found[at] = isFound[functions[at]];
-      if (this.found[at] && !below[at]) weight += total[at];
+      this.found[at] = functions[at] && isFound[functions[at]];
+      if (below[at]) continue;
+      if (this.found[at]) weight += total[at];
+      isPart ||= !functions[at];
     }
-    return weight;
+    return { weight, isPart };
   }
 
   zoom(frame) {
@@ -192,16 +206,18 @@ class FlameGraph {
 
   at(event) {
     const box = this.canvas.getBoundingClientRect();
-    const x = event.clientX - box.left;
     const depth = this.depthOf(Math.floor((event.clientY - box.top + this.scroller.scrollTop) / ROW));
-    let frame = depth < this.top ? null : this.frame(0);
-    while (frame && frame.depth < depth) {
-      frame = frame.children.find((child) => {
-        const [left, width] = this.place(child, box.width);
-        return x >= left && x < left + width;
-      });
+    if (!this.zoomed || depth < this.top) return null;
+    const { depths, starts, firstBelow, endBelow, columns: { total } } = this;
+    const weight = this.zoomed.x + ((event.clientX - box.left) / box.width) * this.zoomed.total; // from the left edge of all
+    let at = 0;
+    while (depths[at] < depth) {
+      const end = endBelow[at];
+      at = firstBelow[at];
+      while (at < end && starts[at] + total[at] <= weight) at++;
+      if (at >= end) return null;
     }
-    return frame ?? null;
+    return this.frame(at);
   }
 
   // Where a frame, or the last part of it, is drawn, in pixels: the frames above the zoomed one are as wide as all.

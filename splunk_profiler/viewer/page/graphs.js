@@ -19,7 +19,7 @@ function zoomedTo(one, changes) {
 function fillZoom() {
   const isShown = byId("flame").checkVisibility();
   byId("out").hidden = !isShown || !(isZoomed(graph) || isSandwich() && isZoomed(callers));
-  byId("focus").hidden = !isShown || !isZoomed(zoomedLast) || Boolean(saved);
+  byId("focus").hidden = !isShown || !isZoomed(zoomedLast) || zoomedLast.zoomed.isSum || Boolean(saved);
 }
 
 function zoomOut() {
@@ -48,7 +48,10 @@ function showFlame(shown) {
 
 function mark() {
   const text = state.get("q") || "";
-  const found = (each) => share(each.find(text), each.columns.total[0]);
+  const found = (each) => {
+    const { weight, isPart } = each.find(text);
+    return `${isPart ? "at least " : ""}${share(weight, each.columns.total[0])}`;
+  };
   const among = isSandwich() ? `${found(callers)} of callers, ${found(graph)} of callees` : found(graph);
   say(byId("found"), text ? `${among} found` : "");
 }

@@ -18,6 +18,7 @@ from viewer_page import (
     START_NS,
     act,
     broken_rules,
+    click_frame,
     colour_parts,
     contrast,
     frame_at,
@@ -229,3 +230,40 @@ def test_a_long_table_goes_on_when_its_end_comes_near(page: Page, tmp_path: Path
         page.wait(f"{rows} === 150")
         act(page, "show()")  # as new data does: the reader stays where he is
         assert page.value(rows) == 150
+
+
+def test_what_sums_up_frames_is_not_searched_and_is_no_function(page: Page, address: str) -> None:
+    page.open(address)
+    page.value(
+        """const askOnce = globalThis.fetch;
+        globalThis.fetch = async (address, ...more) => {
+            const answer = await askOnce(address, ...more), content = await answer.json();
+            if (!address.startsWith("api/flame")) return Response.json(content);
+            const { functions, frames } = content, { function: places } = unpack(frames);
+            places[places.indexOf(functions.findIndex(([name]) => name === "shop.ranking.trigrams"))] = 0; // as the root
+            frames.function = btoa(String.fromCharCode(...new Uint8Array(places.buffer)));
+            return Response.json(content);
+        };"""
+    )
+    act(page, "show()")
+    page.value("byId('search').focus()")
+    page.write("shop.database")
+    assert shown(page, "#found") == "at least 9.5 % found"
+    act(page, "set({ q: 'shop.ranking' }); show()")
+    assert shown(page, "#found") == "47.6 % found"  # all that is summed up is below what is found
+    for name, is_hidden in (("shop.ranking.rank", False), ("(small)", True)):
+        click_frame(page, name)
+        assert page.value("graph.zoomed.name") == name
+        assert page.value("byId('focus').hidden") is is_hidden
+
+
+def test_a_click_on_the_deepest_of_thousands_of_frames_zooms(page: Page, tmp_path: Path) -> None:
+    calls = [f"deep.f{depth}(/srv/deep.py:1)" for depth in range(6000)]
+    (tmp_path / "logs.jsonl").write_text(sample_line(*calls), "utf-8")
+    with shown_on(page, tmp_path) as address:
+        page.open(address)
+        page.value("graph.scroller.scrollTop = 1e9; new Promise(requestAnimationFrame)")
+        click_frame(page, "deep.f0")
+        assert page.value("graph.zoomed.name") == "deep.f0"
+        page.open(page.value("location.href"))
+        assert page.value("graph.zoomed.depth") == len(calls)
