@@ -240,7 +240,7 @@ def test_what_sums_up_frames_is_not_searched_and_is_no_function(page: Page, addr
             const answer = await askOnce(address, ...more), content = await answer.json();
             if (!address.startsWith("api/flame")) return Response.json(content);
             const { functions, frames } = content, { function: places } = unpack(frames);
-            places[places.indexOf(functions.findIndex(([name]) => name === "shop.ranking.trigrams"))] = 0; // as the root
+            places[places.indexOf(functions.findIndex(([name]) => name === "shop.ranking.trigrams"))] = 0; // as root
             frames.function = btoa(String.fromCharCode(...new Uint8Array(places.buffer)));
             return Response.json(content);
         };"""
