@@ -62,7 +62,7 @@ class Tracer:
         """Return `callback(tid)` of each stopped thread, without threads that end or do not stop.
 
         Stop requests go out in small batches. A thread needs a processor to stop, and stopped threads
-        leave theirs to the others.
+        leave theirs to the others. Each thread is released as soon as it is visited.
 
         Raises:
             NotPermittedError: the kernel refuses.
@@ -74,12 +74,14 @@ class Tracer:
             try:
                 for tid in batch:
                     self._request_stop(tid)
-                for tid in batch:
-                    if self._wait_for_stop((tid,), _STOP_TIMEOUT_S):
+                deadline = time.monotonic() + _STOP_TIMEOUT_S
+                remaining = batch
+                while stopped_tids := self._wait_for_stop(remaining, deadline - time.monotonic()):
+                    for tid in stopped_tids:
                         results[tid] = callback(tid)
                         self._detach(tid)
-                    elif tid in self._attached:
-                        self._timed_out.add(tid)
+                    remaining = [tid for tid in remaining if tid not in stopped_tids]
+                self._timed_out.update(tid for tid in remaining if tid in self._attached)
             finally:
                 self._detach_stopped(_STOP_TIMEOUT_S, excluded_tids=self._timed_out)
                 self._detach_stopped(0.0)

@@ -262,6 +262,28 @@ def test_a_thread_that_does_not_stop_is_not_read_and_let_go_once_it_does(worksho
         assert not stopped_or_traced(target.pid)
 
 
+@pytest.mark.usefixtures("high_priority")
+def test_threads_are_let_go_while_another_one_is_waited_for(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
+        target.do("hold 1", "started")
+        (worker,) = set(list_tids(target.pid)) - {target.pid}
+        sleeper = int(target.do("vfork", "tid").split()[1])
+        wait_until(lambda: read_status(target.pid, sleeper)["State"].startswith("D"))
+        read = list[tuple[int, list[int]]]()
+
+        def wake(tid: int) -> None:
+            read.append((tid, stopped_or_traced(target.pid)))
+            if tid == worker:
+                target.tell("wake")
+
+        tracer = Tracer(target.pid)
+        tracer.visit([sleeper, worker], wake)
+        wait_until(tracer.detach_pending)
+        target.line("awake")
+        assert read == [(worker, [worker, sleeper]), (sleeper, [sleeper])]
+        assert not stopped_or_traced(target.pid)
+
+
 def test_threads_that_end_while_they_are_read_are_left_out(workshop: TargetBuilder) -> None:
     program = (
         "import threading\n"
