@@ -24,7 +24,7 @@ from splunk_profiler.config import Config, Resolved, from_config, from_env
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
-from splunk_profiler.system.guard import Guard, OnceLog, logger
+from splunk_profiler.system.guard import Guard, OnceLog, logger, plain_line
 from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.system.threads import (
     WakeEvent,
@@ -32,6 +32,8 @@ from splunk_profiler.system.threads import (
     delaying_forks,
     is_profiler_thread,
     prepare_fork,
+    real,
+    threads_are_greenlets,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ _MAX_STOP_S = 3600.0  # locks and polls take no infinite time
 _SIGTERM_TIMEOUT_S = 1.2  # less than `SigtermHandler` allows
 _EXIT_TIMEOUT_S = 1.5  # for sampling: joins and a cancelled export take less than half a second more
 _FORK_TIMEOUT_S = 0.02
+_STDERR = 2
 _EXEC_MODULES = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
 
 
@@ -54,10 +57,16 @@ def handle_between_forks(record: logging.LogRecord) -> None:
 
     What a handler raises is reported as `logging` reports it of its own: it is no error of who logs. Where that raises
     too, as with a closed standard error, nothing can be said.
+
+    Handlers' locks are of greenlets where gevent or eventlet has replaced them: one that waits for a thread of ours
+    would wait for ever. There, lines of our threads go to standard error.
     """
     with delaying_forks():
         try:
-            _call_handlers(record)
+            if threads_are_greenlets() and is_profiler_thread():
+                real("os", "write")(_STDERR, plain_line(record))
+            else:
+                _call_handlers(record)
         except Exception:
             with suppress(Exception):
                 logging.NullHandler().handleError(record)

@@ -48,6 +48,25 @@ def make_record(*fields: Any, **more: Any) -> logging.LogRecord:
 logger.makeRecord = make_record  # type: ignore[method-assign]
 
 
+def plain_line(record: logging.LogRecord) -> bytes:
+    """Return the line of `record`, made without a lock; empty if the application has no handler for its level."""
+    if not (logger.filter(record) and any(record.levelno >= handler.level for handler in _handlers())):
+        return b""
+    return f"{logging.Formatter(logging.BASIC_FORMAT).format(record)}\n".encode("utf-8", "backslashreplace")
+
+
+def _handlers() -> list[logging.Handler]:
+    """Return the handlers of our lines, as `logging` finds them."""
+    found: list[logging.Handler] = []
+    current: logging.Logger | None = logger
+    while current is not None:
+        found += current.handlers
+        current = current.parent if current.propagate else None
+    if not found and logging.lastResort is not None:
+        return [logging.lastResort]
+    return [handler for handler in found if not isinstance(handler, logging.NullHandler)]
+
+
 class OnceLog:
     """A log that writes equal lines once, and 64 different ones at most: what others send may be in them."""
 

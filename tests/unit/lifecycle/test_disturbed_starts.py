@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+import pytest
 from short_programs import run_code
 
 
@@ -162,3 +165,49 @@ print(sorted(logging._lock.takers))
 """
     said = run_code(code, SPLUNK_PROFILER_ENABLED="true", ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED="true")
     assert said == "['MainThread']\n"
+
+
+_LOGGED_BESIDE_GREENLETS = """
+import io, logging, sys
+{patch}
+from splunk_profiler.lifecycle import process
+from splunk_profiler.system.guard import logger
+from splunk_profiler.system.threads import Worker, real_lock
+entered, ended, leave = [], [], real_lock()
+leave.acquire()
+class Output(io.StringIO):
+    def write(self, text):
+        if "of ours" in text:
+            entered.append(text)
+            leave.acquire()  # with the lock of the handler, for which greenlets wait
+        return super().write(text)
+logging.basicConfig(stream=Output(), level=logging.INFO)
+def work():
+    logger.warning("a line of ours about %s", "x" + chr(10))
+    logger.debug("nothing")
+    ended.append(True)
+Worker("log", work).start()
+while not (entered or ended):
+    pass
+logging.getLogger("app").info("a line of the application")
+leave.release()
+logger.warning("a line from a greenlet")
+print(logging.root.handlers[0].stream.getvalue())
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "patch"),
+    [
+        ("gevent", "from gevent import monkey; monkey.patch_all()"),
+        ("eventlet", "import eventlet; eventlet.monkey_patch()"),
+    ],
+)
+def test_lines_of_our_threads_take_no_lock_that_greenlets_wait_for(library: str, patch: str) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not there for this interpreter")
+    printed = run_code(_LOGGED_BESIDE_GREENLETS.format(patch=patch)).splitlines()
+    assert "INFO:app:a line of the application" in printed
+    assert "WARNING:splunk_profiler:a line from a greenlet" in printed
+    (ours,) = [line for line in printed if "of ours" in line or "nothing" in line]
+    assert ours == r"WARNING:splunk_profiler:a line of ours about x\n"
