@@ -140,12 +140,11 @@ function fillShown([shown, trace]) {
   }
 }
 
-// What is shown takes the focus of an element that went with what was shown before: a reader with keys goes on there.
-function keepFocus(before) {
+// The first of some elements that can be seen takes the focus of one that went: a reader with keys goes on there.
+function keepFocus(before, ...heirs) {
   const now = document.activeElement;
   if (before === document.body || before.checkVisibility() || now !== document.body && now.checkVisibility()) return;
-  const shown = [graph.canvas, byId("top"), byId("source-lines")].find((each) => each.checkVisibility());
-  shown?.focus({ preventScroll: true });
+  heirs.find((each) => each.checkVisibility())?.focus({ preventScroll: true });
 }
 
 // Shows all for the state, each part when its answer comes; answers to an older question are dropped.
@@ -188,7 +187,10 @@ async function showAll(question) {
   const shown = value() === valueBefore ? early : askView();
   const askLater = (question) => shown.catch(() => null).then(question);
   const parts = [
-    [shown, (content) => { fillShown(content); keepFocus(focused); }],
+    [shown, (content) => {
+      fillShown(content);
+      keepFocus(focused, graph.canvas, byId("top"), byId("source-lines"));
+    }],
     [askLater(askGone), (content) => { if (content) fillGone(content); }],
     [askLater(() => ask("facets")), fillFacets],
     [askLater(() => ask("timeline", new URLSearchParams({ facet: state.get("by") || "service" }))), fillTimeline],

@@ -16,8 +16,8 @@ function fillSelect(select, options, chosen) {
 function fillFacets({ facets, more = {} }) {
   const isWanted = (facet) => facet === "trace" && view() === "trace"; // it comes first, also if there is but one
   const names = Object.keys(facets).sort((one, other) => isWanted(other) - isWanted(one));
+  const shown = [], before = document.activeElement;
   for (const [facet, section] of sections) if (!names.includes(facet)) section.element.remove();
-  const shown = [];
   for (const facet of names) {
     if (!sections.has(facet)) sections.set(facet, new Filter(facet));
     const section = sections.get(facet), isChosen = state.has(`f.${facet}`);
@@ -26,7 +26,12 @@ function fillFacets({ facets, more = {} }) {
     section.fill(facets[facet], more[facet] ?? 0);
   }
   const isSorted = shown.every((each, at) => byId("facets").children[at] === each);
-  if (!isSorted) byId("facets").append(...shown); // takes away the focus
+  const at = shown.findIndex((each) => each.contains(document.activeElement)); // it would lose the focus if it were moved
+  if (!isSorted) {
+    byId("facets").prepend(...shown.slice(0, Math.max(at, 0)));
+    byId("facets").append(...shown.slice(at + 1));
+  }
+  keepFocus(before, byId("facets"));
 }
 
 class Filter {
@@ -75,10 +80,11 @@ class Filter {
   }
 
   show(values, more) {
-    const focused = document.activeElement?.dataset.choice, chosen = new Set(this.chosen());
+    const before = document.activeElement, chosen = new Set(this.chosen());
     this.list.textContent = ""; // it stays where it is scrolled to, until it is measured
     for (const [name, weight] of values) this.add(name, weight, chosen.has(name));
-    [...this.list.querySelectorAll("input")].find((each) => each.dataset.choice === focused)?.focus();
+    [...this.list.querySelectorAll("input")].find((each) => each.dataset.choice === before.dataset.choice)?.focus();
+    keepFocus(before, byId("facets"));
     say(this.rest, more ? `and ${more.toLocaleString()} more` : values.length ? "" : "nothing found");
     this.rest.hidden = !this.rest.textContent;
   }

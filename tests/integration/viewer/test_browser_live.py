@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +12,8 @@ from browser import Page
 from profile_factory import record_body, small_profile
 from saved_samples import append, profile_line, sample_line
 from viewer_page import IN_BROWSER, act, names_in, serve, shown, shown_on
+
+from splunk_profiler.viewer.profile_messages import decode_body
 
 pytestmark = IN_BROWSER
 RANK = ("shop.rank(/srv/shop.py:7)", "shop.search(/srv/shop.py:3)", "shop.serve(/srv/shop.py:1)")
@@ -109,6 +112,44 @@ def test_a_view_that_opens_takes_the_focus_of_what_opened_it(page: Page, growing
         page.value("document.querySelector('[data-view=top]').focus()")
         act(page, f"{FOCUSED}.click()")
         assert page.value(f"{FOCUSED}.dataset.view") == "top"
+
+
+def labelled(*labels: str) -> str:
+    """Return a profile of two samples of each label, with different values."""
+    message = decode_body(record_body(small_profile()))
+    sample = message.sample[0]
+    del message.sample[:], sample.label[:]
+    for label in labels:
+        message.string_table.append(label)
+        for value in (1, 2):
+            one = message.sample.add()
+            one.CopyFrom(sample)
+            one.label.add(key=len(message.string_table) - 1, str=value)
+    return profile_line(base64.b64encode(message.SerializeToString()).decode())
+
+
+def test_filters_that_change_places_leave_the_focus_where_it_was(page: Page, growing: Path) -> None:
+    append(growing, labelled("one", "one", "two", "three"))
+    with shown_on(page, growing) as address:
+        page.open(address)
+        headings = "[...document.querySelectorAll('#facets h2')].map((each) => each.innerText).slice(-3)"
+        page.value("document.querySelector('#facets section:nth-last-child(3) input[type=checkbox]').focus()")
+        choice = page.value(f"{FOCUSED}.dataset.choice")
+        assert choice.startswith("label:one ")
+        for more in ("two", "three"):
+            before = page.value(headings)
+            append(growing, labelled(*[more] * 5))
+            page.wait(f"String({headings}) !== {','.join(before)!r}")
+            assert page.value(f"{FOCUSED}.dataset.choice") == choice
+
+
+def test_a_choice_that_goes_leaves_the_focus_among_the_filters(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        for choice in ("version gone", "service gone"):
+            page.open(f"{address}#f.{choice.replace(' ', '=')}")
+            page.value(f"document.querySelector('[data-choice=\"{choice}\"]').focus()")
+            act(page, f"{FOCUSED}.click()")
+            assert page.value(f"{FOCUSED}.id") == "facets"
 
 
 def test_an_address_keeps_its_value_when_another_comes_first(page: Page, growing: Path) -> None:
