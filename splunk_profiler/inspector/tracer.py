@@ -10,9 +10,10 @@ import contextlib
 import ctypes
 import errno
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,6 +42,16 @@ def _ptrace_function() -> ctypes._NamedFuncPointer:
     return function
 
 
+@contextlib.contextmanager
+def _suspension_blocked() -> Iterator[None]:
+    """Put off Ctrl-Z (SIGTSTP): threads that it finds stopped would stay so until this process goes on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTSTP,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Tracer:
     """A tracer of process `pid` that visits threads while they are stopped."""
 
@@ -56,7 +67,7 @@ class Tracer:
     @property
     def pending_tids(self) -> frozenset[int]:
         """Threads that have not stopped yet because they sleep in the kernel; see `detach_pending`."""
-        return frozenset(tid for tid, signal in self._attached.items() if signal is None)
+        return frozenset(tid for tid, number in self._attached.items() if number is None)
 
     def visit(self, tids: Sequence[int], callback: Callable[[int], _T]) -> dict[int, _T]:
         """Return `callback(tid)` of each stopped thread, without threads that end or do not stop.
@@ -69,22 +80,23 @@ class Tracer:
             AlreadyTracedError: another tracer holds a thread.
         """
         results: dict[int, _T] = {}
-        for start in range(0, len(tids), _BATCH_SIZE):
-            batch = tids[start : start + _BATCH_SIZE]
-            try:
-                for tid in batch:
-                    self._request_stop(tid)
-                deadline = time.monotonic() + _STOP_TIMEOUT_S
-                remaining = batch
-                while stopped_tids := self._wait_for_stop(remaining, deadline - time.monotonic()):
-                    for tid in stopped_tids:
-                        results[tid] = callback(tid)
-                        self._detach(tid)
-                    remaining = [tid for tid in remaining if tid not in stopped_tids]
-                self._timed_out.update(tid for tid in remaining if tid in self._attached)
-            finally:
-                self._detach_stopped(_STOP_TIMEOUT_S, excluded_tids=self._timed_out)
-                self._detach_stopped(0.0)
+        with _suspension_blocked():
+            for start in range(0, len(tids), _BATCH_SIZE):
+                batch = tids[start : start + _BATCH_SIZE]
+                try:
+                    for tid in batch:
+                        self._request_stop(tid)
+                    deadline = time.monotonic() + _STOP_TIMEOUT_S
+                    remaining = batch
+                    while stopped_tids := self._wait_for_stop(remaining, deadline - time.monotonic()):
+                        for tid in stopped_tids:
+                            results[tid] = callback(tid)
+                            self._detach(tid)
+                        remaining = [tid for tid in remaining if tid not in stopped_tids]
+                    self._timed_out.update(tid for tid in remaining if tid in self._attached)
+                finally:
+                    self._detach_stopped(_STOP_TIMEOUT_S, excluded_tids=self._timed_out)
+                    self._detach_stopped(0.0)
         return results
 
     def read_register(self, tid: int, register: Register) -> int | None:

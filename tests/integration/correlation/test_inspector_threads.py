@@ -52,6 +52,12 @@ pid = int(sys.argv[1])
 tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
 Tracer(pid).visit(tids, lambda tid: print("holding", flush=True) or sys.stdin.read())
 """
+SUSPEND_PROGRAM = """
+import os, signal, sys
+from splunk_profiler.inspector.tracer import Tracer
+os.setpgid(0, 0)  # Ctrl-Z reaches a process group
+Tracer(int(sys.argv[1])).visit([int(sys.argv[1])], lambda tid: os.kill(0, signal.SIGTSTP))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +187,18 @@ def test_no_thread_is_left_stopped_by_an_inspector_that_is_interrupted(
                 inspector.signal(number)
                 assert inspector.finish() != 0
             assert not stopped_or_traced(target.pid)
+
+
+def test_inspector_suspended_while_it_holds_threads_lets_them_go_first(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
+        command = [sys.executable, "-c", SUSPEND_PROGRAM, str(target.pid)]
+        inspector = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": import_path()})
+        try:
+            os.waitid(os.P_PID, inspector.pid, os.WSTOPPED)
+            assert not stopped_or_traced(target.pid)
+        finally:
+            inspector.kill()
+            inspector.wait()
 
 
 def test_an_error_while_threads_are_held_lets_all_of_them_go(workshop: TargetBuilder) -> None:
