@@ -106,11 +106,18 @@ class Page:
         """Click at a place of the window."""
         self.drag((x, y), (x, y))
 
-    def drag(self, start: tuple[float, float], end: tuple[float, float], *, release: bool = True) -> None:
+    def drag(
+        self, start: tuple[float, float], end: tuple[float, float], *, release: bool = True, button: str = "left"
+    ) -> None:
         """Press, move and release."""
         steps = [("mouseMoved", start), ("mousePressed", start), ("mouseMoved", end), ("mouseReleased", end)]
+        pressed = {"button": button, "buttons": {"left": 1, "right": 2}[button], "clickCount": 1}
         for kind, (x, y) in steps if release else steps[:-1]:
-            self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+            self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed)
+
+    def move(self, place: tuple[float, float]) -> None:
+        """Move without a button."""
+        self.do("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1], button="none", buttons=0)
 
     def release(self, place: tuple[float, float]) -> None:
         """End a drag."""

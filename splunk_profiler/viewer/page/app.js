@@ -2,7 +2,7 @@
 "use strict";
 
 const kept = new Map(); // answers that many questions need again, until there is new data
-let overview = null, timeline = null, asked = 0;
+let overview = null, asked = 0;
 let state = readState(location.hash.slice(1));
 
 const OF_FUNCTION = new Set(["sandwich", "source"]); // views
@@ -349,7 +349,7 @@ function listen() {
 async function follow() {
   try {
     const isFailed = !byId("problem").hidden;
-    if (byId("follow").checked && (isFailed || overview && isGrowing()) && !marked) {
+    if (byId("follow").checked && (isFailed || overview && isGrowing()) && !isMarking()) {
       const { version } = await ask("overview");
       if (version !== overview?.version || isFailed) await show();
     }

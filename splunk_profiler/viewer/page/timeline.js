@@ -4,13 +4,18 @@
 // Each with a contrast of 3 to 1 to what is behind it, light or dark.
 const SERIES = ["#c26a12", "#3f7fc4", "#2f8a66", "#a161b5", "#c95555", "#85852f", "#2b8c96", "#94714d", "#7f868d"];
 let marked = null; // the stretch of buckets that is being dragged over, or chosen with keys
+let dragged = null; // the bucket where a drag has begun
+let timeline = null, latest = null; // answers: the one that is shown, and the one to show when nothing is being marked
+
+const isMarking = () => marked !== null || dragged !== null;
 
 function fillTimeline(answer) {
-  timeline = answer;
+  latest = answer;
   drawTimeline();
 }
 
 function drawTimeline() {
+  if (!isMarking()) timeline = latest;
   const canvas = byId("timeline"), width = canvas.clientWidth, height = canvas.clientHeight;
   const ratio = devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
@@ -96,34 +101,34 @@ function selectAll() {
 
 function listenToTimeline() {
   const canvas = byId("timeline");
-  let start = null;
   const bucket = (event) => {
     const box = canvas.getBoundingClientRect(), count = timeline.series[0]?.[1].length ?? 1;
     return Math.max(0, Math.min(count - 1, Math.floor(((event.clientX - box.left) / box.width) * count)));
   };
+  const stop = () => {
+    dragged = marked = null;
+    drawTimeline();
+  };
   canvas.addEventListener("pointerdown", (event) => {
-    if (saved || !timeline) return;
-    start = bucket(event);
+    if (saved || !timeline || event.button || !event.isPrimary) return;
+    stop(); // what was marked with keys
+    dragged = bucket(event);
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (start === null) return;
-    marked = [Math.min(start, bucket(event)), Math.max(start, bucket(event))];
+    if (dragged === null || !event.isPrimary) return;
+    if (!event.buttons) return stop(); // it was released where that was not told
+    marked = [Math.min(dragged, bucket(event)), Math.max(dragged, bucket(event))];
     drawTimeline();
   });
-  canvas.addEventListener("pointerup", () => {
-    start = null;
+  canvas.addEventListener("pointerup", (event) => {
+    if (dragged === null || !event.isPrimary) return;
+    dragged = null;
     if (marked) selectMarked();
+    else drawTimeline();
   });
-  canvas.addEventListener("pointercancel", () => {
-    start = marked = null;
-    drawTimeline();
-  });
-  canvas.addEventListener("blur", () => { // what was marked with keys and left would keep new data away
-    if (start !== null || !marked) return;
-    marked = null;
-    drawTimeline();
-  });
+  canvas.addEventListener("pointercancel", () => { if (dragged !== null) stop(); });
+  canvas.addEventListener("blur", () => { if (dragged === null && marked) stop(); }); // or it would keep new data away
   canvas.addEventListener("keydown", (event) => {
     if (saved || !timeline) return;
     const count = timeline.series[0]?.[1].length ?? 1;

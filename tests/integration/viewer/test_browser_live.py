@@ -88,6 +88,51 @@ def test_a_marked_stretch_that_was_left_does_not_stop_new_data(page: Page, growi
         assert shown(page, "#total") == "3.00 s"
 
 
+def test_a_drag_marks_what_was_there_when_it_began(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(address)
+        page.value("globalThis.first = timeline")
+        left, top, width, height = page.box("#timeline")
+        start = left + width / 4, top + height / 2
+        page.drag(start, start, release=False)
+        append(growing, sample_line(*PAY, time_ns=100_000_000_000))
+        page.value("follow()")
+        assert page.value("overview.samples") == 2
+        act(page, "show()")  # as one does that had begun before
+        assert page.value("overview.samples === 3 && timeline === first")
+        before = page.value("document.body.dataset.shown")
+        page.release(start)
+        page.wait(f"document.body.dataset.shown !== {before!r}")
+        chosen = "[state.get('since'), state.get('until')].map(Number).map((ns) => ns / 1e9)"
+        assert page.value(chosen) == [pytest.approx(6, abs=0.1)] * 2
+        assert page.value("timeline !== first")
+
+
+@pytest.mark.parametrize("button", ["left", "right"])
+def test_a_drag_ends_where_its_button_is_not_pressed(page: Page, address: str, button: str) -> None:
+    page.open(address)
+    left, top, width, height = page.box("#timeline")
+    places = [(left + width * part, top + height / 2) for part in (0.2, 0.4, 0.6)]
+    page.drag(places[0], places[1], release=False, button=button)
+    assert page.value("marked !== null") is (button == "left")
+    page.move(places[2])
+    assert page.value("marked") is None
+    page.drag(places[0], places[1], button="right")
+    assert page.value("isWhole()")
+
+
+def test_a_click_ends_what_was_marked_with_keys(page: Page, address: str) -> None:
+    page.open(address)
+    page.value("byId('timeline').focus()")
+    page.press("ArrowRight")
+    left, top, width, height = page.box("#timeline")
+    for kind in ("mousePressed", "mouseReleased"):
+        place = {"x": left + width / 2, "y": top + height / 2}
+        page.do("Input.dispatchMouseEvent", type=kind, **place, button="left", buttons=1, clickCount=1)
+    assert page.value("marked") is None
+    assert page.value("isWhole()")
+
+
 def test_a_view_that_opens_takes_the_focus_of_what_opened_it(page: Page, growing: Path) -> None:
     with shown_on(page, growing) as address:
         page.open(f"{address}#view=top&q=shop.rank")
