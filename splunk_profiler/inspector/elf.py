@@ -14,6 +14,7 @@ from elftools.elf.sections import SymbolTableSection
 from splunk_profiler.inspector.errors import MalformedError
 
 _MAX_SECTIONS = 1 << 16
+_CHUNK_BYTES = 1 << 20
 
 
 class Symbol(NamedTuple):
@@ -56,11 +57,14 @@ class Image:
 
 def contains_any(file: BinaryIO, names: Collection[bytes]) -> bool:
     """Return True if the file contains any of `names`; much quicker than to parse it."""
-    try:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return any(data.find(name) >= 0 for name in names)
-    except (ValueError, OSError):  # the file is empty or cannot be mapped
-        return False
+    overlap = max(map(len, names)) - 1
+    data = b""
+    # The file is not mapped: the process may truncate it, which would end this one by SIGBUS.
+    while chunk := file.read(_CHUNK_BYTES):
+        data = data[-overlap:] + chunk
+        if any(name in data for name in names):
+            return True
+    return False
 
 
 def read_image(file: BinaryIO, names: Collection[str]) -> Image:

@@ -7,6 +7,7 @@ descriptor in memory. Runs on the caller's thread.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -35,6 +36,7 @@ _SYMBOLS = {
 _ALL_SYMBOLS = frozenset(name for symbols in _SYMBOLS.values() for name in symbols)
 _SIZES = {**dict.fromkeys(_SYMBOLS[Interface.ELASTIC], 8), "custom_labels_abi_version": 4}  # in bytes, where specified
 _ABI_VERSION = 1
+_MAX_FILE_BYTES = 1 << 30  # a sparse file may have any size
 
 
 class LibrarySearch:
@@ -162,24 +164,34 @@ class LibrarySearch:
     def _load_image(self, mapping: Mapping) -> elf.Image | None:
         """Return the parsed file; None if it is unreadable, or lacks both name and symbols."""
         try:
-            file = self._open_file(mapping)
+            with self._open_file(mapping) as file:
+                return self._read_image(file, mapping)
         except OSError:
             return None
-        with file:
-            file_stat = os.fstat(file.fileno())
-            key = (file_stat.st_dev, file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size)
-            if key not in self._images:
-                named = any(pattern.search(mapping.path) for pattern in LIBRARY_PATTERNS.values())
-                # Most files lack the names, and searching for them is much quicker than parsing.
-                read = named or elf.contains_any(file, [name.encode() for name in _ALL_SYMBOLS])
-                self._images[key] = elf.read_image(file, _ALL_SYMBOLS) if read else None
-            return self._images[key]
+
+    def _read_image(self, file: BinaryIO, mapping: Mapping) -> elf.Image | None:
+        file_stat = os.fstat(file.fileno())
+        if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_size > _MAX_FILE_BYTES:
+            return None
+        key = (file_stat.st_dev, file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size)
+        if key not in self._images:
+            named = any(pattern.search(mapping.path) for pattern in LIBRARY_PATTERNS.values())
+            # Most files lack the names, and searching for them is much quicker than parsing.
+            read = named or elf.contains_any(file, [name.encode() for name in _ALL_SYMBOLS])
+            self._images[key] = elf.read_image(file, _ALL_SYMBOLS) if read else None
+        return self._images[key]
 
     def _open_file(self, mapping: Mapping) -> BinaryIO:
+        path = Path(f"{self._proc_path}/root{mapping.path}")
         if mapping.deleted:
             # CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE is required here; host profilers have them.
-            return (self._proc_path / "map_files" / f"{mapping.start:x}-{mapping.end:x}").open("rb")
-        return Path(f"{self._proc_path}/root{mapping.path}").open("rb")
+            path = self._proc_path / "map_files" / f"{mapping.start:x}-{mapping.end:x}"
+        return open(path, "rb", opener=_open_without_waiting)  # a Path takes no opener
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open what may be another file than the mapped one by now, such as a FIFO."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _symbol_problems(interface: Interface, image: elf.Image) -> list[Problem]:

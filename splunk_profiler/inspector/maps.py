@@ -42,7 +42,7 @@ class Mapping:
 
 def parse_maps(text: str) -> list[Mapping]:
     """Return the mappings in `text`, by ascending address."""
-    matches = (_LINE_PATTERN.fullmatch(line) for line in text.splitlines())
+    matches = (_LINE_PATTERN.fullmatch(line) for line in text.split("\n"))
     return [
         Mapping(
             start=int(match["start"], 16),

@@ -59,7 +59,7 @@ class Process:
             ProcessEndedError: the process has ended.
         """
         try:
-            text = (self.proc_path / "maps").read_text("utf-8", "surrogateescape")
+            text = (self.proc_path / "maps").read_bytes().decode("utf-8", "surrogateescape")  # "\r" is part of a path
         except PermissionError:
             raise not_permitted(self.pid, f"reading the memory map of process {self.pid} is not permitted") from None
         except (FileNotFoundError, ProcessLookupError):

@@ -84,6 +84,20 @@ def test_maps_give_files_with_their_paths_as_the_process_sees_them() -> None:
     assert runs_musl(parse_maps("7f0000000000-7f0000001000 r-xp 00000000 fe:01 2 /lib/ld-musl-x86_64.so.1"))
 
 
+@pytest.mark.parametrize("separator", "\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
+def test_a_path_with_any_line_separator_forges_no_line_of_maps(separator: str) -> None:
+    path = f"/srv/a{separator}7f0000001000-7f0000002000 r-xp 00000000 fe:01 201 /srv/libcustomlabels.so"
+    (mapping,) = parse_maps(f"7f0000000000-7f0000001000 r-xp 00000000 fe:01 200 {path}\n")
+    assert mapping.path == path
+
+
+def test_names_are_found_wherever_they_are_in_a_file() -> None:
+    names = [b"first_symbol", b"second_symbol"]
+    for position in (0, (1 << 20) - 13, (1 << 20) - 1, 1 << 20, (2 << 20) - 5):
+        assert contains_any(io.BytesIO(bytes(position) + b"second_symbol" + bytes(7)), names)
+    assert not contains_any(io.BytesIO(bytes(3 << 20) + b"second_symbo"), names)
+
+
 @given(st.text())
 def test_any_text_is_read_as_maps(text: str) -> None:
     parse_maps(text)
