@@ -28,18 +28,18 @@ _LOW_DISK_BYTES = 64 << 20
 _INTAKE_PATH = "/profiling/v1/input"
 
 
-def check_destination(resolved: Resolved, env: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the destination, and that something answers there."""
+def check_destination(resolved: Resolved, env: Mapping[str, str], uid: int) -> Iterator[Finding]:
+    """Check the destination of a process of `uid`, and that something answers there."""
     match resolved.destination:
         case NoDestination(reason):
             yield failure("destination", reason, "correct the setting")
         case Directory(path):
             yield good("output", f"files in {path}, from SPLUNK_PROFILER_OUTPUT")
             yield _note_format(resolved)
-            yield from _check_directory(Path(path))
+            yield from _check_directory(Path(path), uid)
         case StreamDirectory(path):
             yield good("output", f"streams in {path}, from SPLUNK_PROFILER_OUTPUT; splunk-profiler replay reads them")
-            yield from _check_directory(Path(path))
+            yield from _check_directory(Path(path), uid)
         case DatadogAgent() as agent:
             yield good("output", f"the Datadog agent at {agent.url}, from SPLUNK_PROFILER_OUTPUT")
             yield _note_format(resolved)
@@ -55,7 +55,11 @@ def _note_format(resolved: Resolved) -> Finding:
     return note("format", f"profiles in pprof's format, one for each {seconds:g} s")
 
 
-def _check_directory(directory: Path) -> Iterator[Finding]:
+def _check_directory(directory: Path, uid: int) -> Iterator[Finding]:
+    if uid != os.geteuid():
+        fact = f"not tried: what user {uid} may write to is not what this user may"
+        yield warning("directory", fact, f"ask as user {uid}")
+        return
     existing_directory = next(place for place in (directory, *directory.parents) if _path_exists(place))
     try:
         with tempfile.TemporaryFile(dir=existing_directory) as file:

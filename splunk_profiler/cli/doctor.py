@@ -19,7 +19,7 @@ from splunk_profiler.cli import checks, delivery_checks, destination_checks
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profiler_checks import check_host_profilers
 from splunk_profiler.cli.output import print_json, print_line
-from splunk_profiler.cli.process_checks import check_process, environment_of, find_exporter, user_of
+from splunk_profiler.cli.process_checks import check_process, endpoint_of, environment_of, find_exporter, user_of
 from splunk_profiler.config import Resolved, environment, from_env
 from splunk_profiler.config.parsers import NoDestination, StreamDirectory
 from splunk_profiler.exporter_process.status import HostStatus, StatusError
@@ -57,7 +57,9 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         click.get_current_context().color = False
     env = own_env if pid is None else environment_of(pid)
     resolved = from_env(env)
-    uid = os.geteuid() if pid is None else user_of(pid)
+    uid = os.geteuid()
+    if pid is not None:
+        uid, resolved = user_of(pid), resolved._replace(endpoint=endpoint_of(pid, resolved.endpoint))
     sections = {
         "Switch": [*checks.check_switches(resolved), *checks.check_activation(env)],
         "Interpreter": [*checks.check_interpreter(resolved)],
@@ -67,7 +69,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
             *checks.check_exceptions(resolved.config),
             *checks.check_memory(resolved.config),
         ],
-        "Destination": [*destination_checks.check_destination(resolved, env)],
+        "Destination": [*destination_checks.check_destination(resolved, env, uid)],
         "Host profilers": [*check_host_profilers(resolved, env, uid)],
     }
     status = None

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.unix_peers import UnixSocket, unix_peers
+from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.system.threads import read_proc_file
 
@@ -43,6 +45,13 @@ def environment_of(pid: int) -> dict[str, str]:
 def user_of(pid: int) -> int:
     """Return the effective user id of a process; root's if it has ended."""
     return _read_status(pid, r"Uid:\s*\d+\s*(\d+)")
+
+
+def endpoint_of(pid: int, endpoint: Endpoint | None) -> Endpoint | None:
+    """Return `endpoint` as process `pid` reaches it: a relative path starts from the process's working directory."""
+    if endpoint is None or not endpoint.path or endpoint.path.startswith("/"):
+        return endpoint
+    return endpoint._replace(target=f"unix:{quote(f'/proc/{pid}/cwd/{endpoint.path}')}")
 
 
 class ExporterEnd(NamedTuple):

@@ -251,7 +251,20 @@ def test_nothing_is_made_in_the_directory_of_another_users_process(tmp_path: Pat
     (finding,) = (entry for entry in data["findings"] if entry["section"] == "Test")
     assert (finding["verdict"], finding["subject"]) == ("note", "test export")
     assert f"user {_NOBODY}" in finding["remedy"]
+    assert "directory: not tried" in findings(data, "warning")
+    assert "can be written to" not in findings(data, "ok")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_collector_at_a_relative_path_is_where_the_process_would_find_it(tmp_path: Path) -> None:
+    env = clean_environment({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": "unix:c.sock"})
+    with (
+        Receiver(path=tmp_path / "c.sock") as receiver,
+        subprocess.Popen(["cat"], env=env, cwd=tmp_path, stdin=subprocess.PIPE) as process,
+    ):
+        _, data = examined({}, "--pid", str(process.pid))
+        assert "accepts connections" in findings(data, "ok")
+        assert receiver.records(1)
 
 
 @pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the extension is not built")
