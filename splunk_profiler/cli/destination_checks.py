@@ -13,7 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from splunk_profiler.config.parsers import Collector, DatadogAgent, Directory, E
 _CONNECT_TIMEOUT_S = 5.0
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _LOW_DISK_BYTES = 64 << 20
+_MAX_INFO_BYTES = 1 << 20
 _INTAKE_PATH = "/profiling/v1/input"
 
 
@@ -102,17 +103,16 @@ def _open_connection(agent: DatadogAgent) -> HTTPConnection:
 
 def _check_agent_info(agent: DatadogAgent) -> Finding:
     """Ask the agent for its version; without an answer warn only, as the test export may still succeed."""
-    try:
-        with closing(_open_connection(agent)) as connection:
-            connection.request("GET", "/info", headers={"Host": agent.host})
-            info: Any = json.loads(connection.getresponse().read())
-        version, endpoints = info["version"], info["endpoints"]
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
-        fact = "what listens there does not say that it is a Datadog agent"
-        remedy = "see whether SPLUNK_PROFILER_OUTPUT names the agent's trace port, 8126 by default"
-        return warning("agent", fact, remedy)
-    caveat = "" if _INTAKE_PATH in endpoints else "; it does not list profiles among what it takes"
-    return good("agent", f"a Datadog agent, version {version}{caveat}")
+    info: Any = None
+    with suppress(OSError, HTTPException, ValueError, RecursionError), closing(_open_connection(agent)) as connection:
+        connection.request("GET", "/info", headers={"Host": agent.host})
+        info = json.loads(connection.getresponse().read(_MAX_INFO_BYTES))
+    match info:
+        case {"version": str(version), "endpoints": [*endpoints]}:
+            caveat = "" if _INTAKE_PATH in endpoints else "; it does not list profiles among what it takes"
+            return good("agent", f"a Datadog agent, version {version}{caveat}")
+    fact = "what listens there does not say that it is a Datadog agent"
+    return warning("agent", fact, "see whether SPLUNK_PROFILER_OUTPUT names the agent's trace port, 8126 by default")
 
 
 def _check_collector(target: Endpoint, env: Mapping[str, str]) -> Iterator[Finding]:

@@ -127,6 +127,25 @@ def test_a_datadog_agent_is_asked_who_it_is_and_gets_a_real_profile() -> None:
     assert server.requests[1].startswith(b"POST /profiling/v1/input HTTP/1.1\r\n")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        '{"version": "7.60.0", "endpoints": null}',
+        '{"version": ' + "1" * 5_000 + ', "endpoints": []}',
+        '{"version": "7.60.0", "endpoints": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        " " * (1 << 20) + '{"version": "7.60.0", "endpoints": []}',
+    ],
+    ids=["empty", "list", "null", "number", "nested", "long"],
+)
+def test_what_answers_otherwise_than_a_datadog_agent_is_pointed_out(answer: str) -> None:
+    with AnsweringServer(http_response(200, answer)) as server:
+        env = {**ON, "SPLUNK_PROFILER_OUTPUT": f"datadog:http://127.0.0.1:{server.port}"}
+        _, data = examined(env, "--no-export")
+    assert "agent: what listens there does not say that it is a Datadog agent" in findings(data, "warning")
+
+
 def test_a_datadog_agent_that_is_not_there_is_the_reason() -> None:
     code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": "datadog:http://127.0.0.1:9"}, "--no-export")
     assert code == 1
