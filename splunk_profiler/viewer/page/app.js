@@ -3,7 +3,7 @@
 
 const kept = new Map(); // answers that many questions need again, until there is new data
 let overview = null, asked = 0;
-let state = readState(location.hash.slice(1));
+let state = readState();
 
 const OF_FUNCTION = new Set(["sandwich", "source"]); // views
 const value = () => state.get("value") || overview.values[0]?.name || "";
@@ -13,14 +13,16 @@ const isSandwich = () => view() === "sandwich";
 const isGraph = () => ["flame", "inverted", "sandwich"].includes(view());
 const unit = () => overview.values.find(({ name }) => name === value())?.unit ?? "count";
 
-// The state of an address, without times and, in a file, values that are none: no question with one has an answer.
-function readState(text) {
-  const found = new URLSearchParams(text);
+// The state of the address, or that a file begins with, without times that are none and, in a file, what that has not:
+// no question with one has an answer.
+function readState() {
+  const found = new URLSearchParams(location.hash.slice(1) || saved?.state);
   for (const name of ["since", "until", "b.since", "b.until"]) {
     const time = found.get(name);
     if (!/^\d{1,19}$/.test(time) || BigInt(time) >= 2n ** 63n) found.delete(name);
   }
-  if (saved && !Object.hasOwn(saved.values, found.get("value"))) found.delete("value");
+  const has = saved && { value: Object.keys(saved.values), by: saved.overview.facets, sort: ["own", "total"] };
+  for (const name in has) if (!has[name].includes(found.get(name))) found.delete(name);
   return found;
 }
 
@@ -337,7 +339,7 @@ function listen() {
     event.preventDefault();
     byId("search").focus();
   });
-  addEventListener("hashchange", () => { state = readState(location.hash.slice(1)); show(); });
+  addEventListener("hashchange", () => { state = readState(); show(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const each of [graph, callers]) each.draw();
     if (timeline) drawTimeline();
@@ -359,9 +361,6 @@ async function follow() {
   setTimeout(follow, 2000);
 }
 
-if (saved) {
-  state = readState(saved.state);
-}
 listen();
 show();
 if (!saved) follow();

@@ -14,6 +14,7 @@ function zoomedTo(one, changes) {
   zoomedLast = one;
   set(changes);
   fillZoom();
+  fillLinks(); // a file has the zoom
 }
 
 function fillZoom() {

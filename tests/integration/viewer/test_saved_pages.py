@@ -11,7 +11,19 @@ from browser import Page
 from command_line import splunk_profiler
 from pprof_tool import pprof_top, run_pprof
 from saved_samples import TRACE, sample_line
-from viewer_page import CHECKOUT, IN_BROWSER, SCREENS, START_NS, broken_rules, click, lines, names_in, shown, shown_on
+from viewer_page import (
+    CHECKOUT,
+    IN_BROWSER,
+    SCREENS,
+    START_NS,
+    broken_rules,
+    click,
+    click_frame,
+    lines,
+    names_in,
+    shown,
+    shown_on,
+)
 
 pytestmark = IN_BROWSER
 MIDDLE_NS, END_NS = START_NS + 60 * 10**9, START_NS + 90 * 10**9
@@ -95,6 +107,18 @@ def test_a_file_saved_with_a_value_that_is_none_shows_the_first(page: Page, addr
     page.open(page.save("[data-format=html]", tmp_path).as_uri())
     assert page.value("byId('problem').hidden")
     assert (shown(page, "#total"), page.value("byId('value').value")) == ("7.00 min", "wall")
+
+
+def test_a_saved_file_has_the_zoom_and_keeps_its_own_address(page: Page, address: str, tmp_path: Path) -> None:
+    page.open(f"{address}#by=label:none&sort=none")
+    click_frame(page, "shop.ranking.rank")
+    page.open(page.save("[data-format=html]", tmp_path).as_uri())
+    assert page.value("byId('problem').hidden")
+    assert page.value("[byId('by').value, graph.zoomed.name]") == ["service", "shop.ranking.rank"]
+    click(page, "[data-view=top]")
+    click(page, "[data-sort=total]")
+    page.open(page.value("location.href"))
+    assert "uvicorn.server.Server.serve" in shown(page, "#top tbody tr")
 
 
 @pytest.mark.parametrize("view", VIEWS)
