@@ -164,8 +164,12 @@ class FlameGraph {
   }
 
   zoom(frame) {
+    this.lookAt(frame);
+    this.changed(frame.depth > this.top ? frame.path : "");
+  }
+
+  lookAt(frame) {
     this.zoomed = frame;
-    this.changed(frame.path);
     this.described(this.pointed, true);
     this.draw();
   }

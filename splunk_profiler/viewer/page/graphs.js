@@ -24,16 +24,17 @@ function fillZoom() {
 }
 
 function zoomOut() {
-  for (const each of isSandwich() ? [callers, graph] : [graph]) each.zoom(each.frame(each.top));
+  for (const each of isSandwich() ? [callers, graph] : [graph]) each.lookAt(each.frame(each.top));
+  zoomedTo(graph, UNZOOMED);
   graph.canvas.focus({ preventScroll: true }); // the button that had it goes
 }
 
 function showFlame(shown) {
   const isOfFunction = isSandwich(), top = Number(isOfFunction);
   byId("flame").classList.toggle("sandwich", isOfFunction);
-  zoomedLast = graph;
   if (isOfFunction) callers.show(shown.callers, state.get("zoom.callers"), { isUp: true, top });
   graph.show(shown, state.get("zoom"), { isUp: Boolean(state.get("up")) && !isOfFunction, top });
+  if (!isOfFunction || !isZoomed(zoomedLast)) zoomedLast = graph;
   const count = ({ made }) => Math.max(0, made.length - 1 - top).toLocaleString();
   const name = apart(brief(state.get("function") ?? ""));
   const isOf = isOfFunction ? `What ${name} calls, ` : "";

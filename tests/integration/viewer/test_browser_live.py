@@ -11,7 +11,7 @@ import pytest
 from browser import Page
 from profile_factory import record_body, small_profile
 from saved_samples import append, profile_line, sample_line
-from viewer_page import IN_BROWSER, act, names_in, serve, shown, shown_on
+from viewer_page import IN_BROWSER, act, click_frame, names_in, serve, shown, shown_on
 
 from splunk_profiler.viewer.profile_messages import decode_body
 
@@ -72,6 +72,20 @@ def test_new_data_leaves_a_walk_with_keys_where_it_was(page: Page, growing: Path
         add_sample(page, growing)
         assert page.value("callers.pointed.name") == "shop.serve"
         assert shown(page, "#frame").startswith("shop.serve")
+
+
+def test_new_data_leaves_the_frame_that_was_zoomed_last(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(f"{address}#view=sandwich&function=shop.search&file=%2Fsrv%2Fshop.py")
+        click_frame(page, "shop.rank")
+        click_frame(page, "shop.serve", "callers")
+        add_sample(page, growing)
+        assert page.value("[zoomedLast.zoomed.name, byId('focus').hidden]") == ["shop.serve", False]
+        steps = page.value("history.length")
+        page.click_on("#out")
+        assert page.value("[graph, callers].map(isZoomed)") == [False, False]
+        assert page.value("history.length") == steps + 1
+        assert "zoom" not in page.value("location.hash")
 
 
 def test_a_marked_stretch_that_was_left_does_not_stop_new_data(page: Page, growing: Path) -> None:
