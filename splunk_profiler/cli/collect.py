@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from splunk_profiler.cli.option_types import FiniteRange
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.cli.receiver import ReceivedCounts, Receiver, Refusals
 from splunk_profiler.cli.signals import block_signals, wait_for_signal
@@ -62,7 +63,7 @@ _MEBIBYTE = 1 << 20
 @click.option(
     "--max-store-mib", type=click.IntRange(1), default=1024, show_default=True, help="The oldest go beyond this."
 )
-@click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End after this time.")
+@click.option("--duration", type=FiniteRange(min=0, min_open=True), metavar="SECONDS", help="End after this time.")
 @click.option("--max-records", type=click.IntRange(1), metavar="N", help="End when N samples or profiles have come in.")
 @click.option("--max-request-mib", type=click.IntRange(1, 256), default=16, show_default=True, help="Largest request.")
 @click.option("--sync", is_flag=True, help="Acknowledge only what is on the disk, so that a power cut loses nothing.")

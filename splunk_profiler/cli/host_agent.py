@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.option_types import FiniteRange
 from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.signals import block_signals, wait_until_deadline
 from splunk_profiler.cli.terminal import make_console, text
@@ -32,12 +33,12 @@ _MAX_U16, _MAX_U32 = (1 << 16) - 1, (1 << 32) - 1
 @click.command("host-agent")
 @click.argument("pids", type=click.IntRange(1), nargs=-1, required=True, metavar="PID...")
 @click.option(
-    "--rate", type=click.FloatRange(1, 1000), default=20.0, show_default=True, metavar="HZ", help="Samples a second."
+    "--rate", type=FiniteRange(1, 1000), default=20.0, show_default=True, metavar="HZ", help="Samples a second."
 )
 @click.option(
     "--duration",
     "duration_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     help="End after this time; otherwise at Ctrl-C or when all processes have ended.",
 )
@@ -46,7 +47,7 @@ _MAX_U16, _MAX_U32 = (1 << 16) - 1, (1 << 32) - 1
 @click.option(
     "--report-interval",
     "report_period_s",
-    type=click.FloatRange(0.01, 3600),
+    type=FiniteRange(0.01, 3600),
     metavar="SECONDS",
     help="Gather samples this long and send equal ones as one message with a count; otherwise each at once.",
 )

@@ -45,7 +45,7 @@ def encode_registration(registration: Registration) -> bytes:
     data = _REGISTRATION.pack(_REGISTRATION_TYPE, registration.minor_version, registration.samples_delay_ms)
     if registration.host_id is None:
         return data
-    text = registration.host_id.encode()
+    text = registration.host_id.encode(errors="surrogateescape")  # an argument of a command may have any bytes
     return data + _LENGTH.pack(len(text)) + text
 
 

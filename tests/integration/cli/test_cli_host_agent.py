@@ -296,6 +296,7 @@ def test_a_supervisor_that_runs_no_python_is_waited_with_for_children(workshop: 
         ["x"],
         ["0"],
         [str(os.getpid()), "--rate", "0"],
+        [str(os.getpid()), "--rate", "nan"],
         [str(os.getpid()), "--duration", "0"],
         [str(os.getpid()), "--samples-delay", "-1"],
     ],

@@ -49,6 +49,11 @@ def test_registration_has_type_2_the_delay_and_the_host_id_with_its_length() -> 
     assert data == bytes.fromhex("02000200e803000005000000") + "hôst".encode()
 
 
+def test_registration_has_a_host_id_of_any_bytes() -> None:
+    data = encode_registration(Registration(100, b"host-\xff".decode(errors="surrogateescape")))
+    assert data.endswith(b"host-\xff")
+
+
 def test_registration_omits_a_missing_host_id_and_encodes_an_empty_one() -> None:
     assert encode_registration(Registration(100)) == bytes.fromhex("0200010064000000")
     assert encode_registration(Registration(100, "")) == bytes.fromhex("020001006400000000000000")
