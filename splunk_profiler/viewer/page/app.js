@@ -3,6 +3,7 @@
 
 const kept = new Map(); // answers that many questions need again, until there is new data
 let overview = null, asked = 0;
+let asking = new AbortController(); // of the requests of the last question
 let state = readState();
 
 const OF_FUNCTION = new Set(["sandwich", "source"]); // views
@@ -83,10 +84,13 @@ async function ask(what, more = new URLSearchParams()) {
   const address = `api/${what}?${query}`;
   if (kept.has(address)) return kept.get(address);
   const version = overview?.version;
-  const answer = await fetch(address).catch(() => {
+  const { signal } = asking;
+  const answer = await fetch(address, { signal }).catch(() => {
+    signal.throwIfAborted();
     throw new Error("The viewer does not answer: is the command still running?");
   });
-  const content = await answer.json().catch(() => null); // no JSON comes from a proxy, or from a server that failed
+  // No JSON comes from a proxy, or from a server that failed.
+  const content = await answer.json().catch(() => signal.throwIfAborted());
   if (!answer.ok || !content) {
     throw new Error(content?.error ?? `The viewer could not answer (HTTP status ${answer.status}): the terminal where `
       + "it runs, or the proxy before it, says why. The page asks again by itself while “new data” is ticked.");
@@ -98,6 +102,7 @@ async function ask(what, more = new URLSearchParams()) {
 }
 
 function explain(error) {
+  if (error.name === "AbortError") return; // of a request that nobody waits for any more
   sayMessage(byId("problem"), error.message);
   byId("problem").hidden = false;
 }
@@ -152,6 +157,8 @@ function keepFocus(before, ...heirs) {
 // Shows all for the state, each part when its answer comes; answers to an older question are dropped.
 async function show() {
   const question = ++asked, main = document.querySelector("main");
+  asking.abort();
+  asking = new AbortController();
   main.setAttribute("aria-busy", "true");
   try {
     if (!await showAll(question)) return;
@@ -187,7 +194,7 @@ async function showAll(question) {
   // At first all parts come together, since they move what is below them, also if one of them fails.
   // All else is asked for when the view's answer is here, also if that failed: the server would be slower to send it.
   const shown = value() === valueBefore ? early : askView();
-  const askLater = (question) => shown.catch(() => null).then(question);
+  const askLater = (askIt) => shown.catch(() => null).then(() => question === asked && askIt());
   const parts = [
     [shown, (content) => {
       fillShown(content);
@@ -325,7 +332,7 @@ function listen() {
   for (const [id, clicked] of Object.entries(clicks)) byId(id).addEventListener("click", clicked);
   byId("search").addEventListener("input", (event) => {
     set({ q: event.target.value }, false);
-    if (view() === "top") show();
+    if (view() === "top") whenTyped(show);
     else { mark(); fillHead(); }
   });
   for (const button of document.querySelectorAll("[data-sort]")) {

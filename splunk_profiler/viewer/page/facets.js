@@ -45,7 +45,7 @@ class Filter {
     this.box.ariaLabel = `Search ${apart(facetName(facet))}`;
     this.box.placeholder = "search";
     this.box.autocomplete = "off";
-    this.box.addEventListener("input", () => this.search().catch(explain));
+    this.box.addEventListener("input", () => whenTyped(() => this.search().catch(explain)));
     this.list = make("ul", "", this.element);
     this.rest = make("p", "", this.element);
     this.rest.className = "quiet";

@@ -36,6 +36,13 @@ function make(tag, text, parent) {
   return node;
 }
 
+// Calls a function when nothing is typed for a moment: not each letter is a question.
+let typed = 0;
+function whenTyped(call) {
+  clearTimeout(typed);
+  typed = setTimeout(call, 100);
+}
+
 // Sets a text unless it is there: what is read aloud when it changes is not read twice.
 function say(node, text) {
   if (node.textContent !== text) node.textContent = text;

@@ -282,3 +282,30 @@ def test_a_late_answer_about_older_data_is_not_given_again(page: Page, growing: 
         page.value("late[0](); new Promise(setTimeout)")
         act(page, "show()")
         assert "billing" in shown(page, "#facets")
+
+
+def test_a_question_cancels_the_one_before_and_letters_are_one(page: Page, address: str) -> None:
+    page.open(f"{address}#view=top")
+    page.value(
+        """globalThis.requests = [];
+        const askOnce = globalThis.fetch;
+        globalThis.fetch = (address, options) => {
+            requests.push([address.split("?")[0], options.signal]);
+            return askOnce(address, options);
+        };"""
+    )
+    act(page, "set({ 'f.state': 'running' }); show(); set({ 'f.state': '' }); show()")
+    asked = page.value("requests.map(([address, { aborted }]) => `${address} ${aborted}`)")
+    assert asked[:4] == ["api/top true", "api/overview true", "api/top false", "api/overview false"]
+    assert not any(each.endswith("true") for each in asked[4:])
+    assert page.value("byId('problem').hidden")
+    act(
+        page,
+        """requests.length = 0;
+        for (const text of ["r", "ra", "ran", "rank"]) {
+            byId("search").value = text;
+            byId("search").dispatchEvent(new Event("input"));
+        }""",
+    )
+    assert page.value("requests.filter(([address]) => address === 'api/top').length") == 1
+    assert shown(page, "#found") == "2 functions found"
