@@ -17,7 +17,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from splunk_profiler.host_profilers.libraries import labels_library
 AUTOSTART = Path(__file__).resolve().parent / "autostart"
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
-_OPTIONS_WITH_VALUE = "cmWX"
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # a shell's exit codes
 _TREE_BYTES = 16
 _PID_VARIABLES = ("LISTEN_PID", "WATCHDOG_PID")  # systemd's, for the process that they name only
@@ -173,14 +172,22 @@ def find_isolating_flag(path: str, arguments: Sequence[str]) -> str | None:
             words = [word for word in words[1:] if word != "-S"]
         if not words or not _PYTHON.fullmatch(Path(words[0]).name):
             return None
-    for word in words[1:]:
+    return _find_isolating_option(iter(words[1:]))
+
+
+def _find_isolating_option(words: Iterator[str]) -> str | None:
+    for word in words:
         if not word.startswith("-") or word.startswith("--"):
             return None
-        for letter in word[1:]:
-            if letter in _OPTIONS_WITH_VALUE:
-                return None
+        for position, letter in enumerate(word[1:], start=2):
+            if letter in "cm":
+                return None  # the rest is the application's
             if letter in "IES":
                 return f"-{letter}"
+            if letter in "WX":
+                if position == len(word):
+                    next(words, None)  # its value
+                break
     return None
 
 

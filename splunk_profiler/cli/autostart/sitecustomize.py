@@ -52,8 +52,8 @@ def _start():
         return
     try:
         import splunk_profiler  # noqa: PLC0415
-    except ImportError as error:
-        if error.name == "splunk_profiler":
+    except Exception as error:
+        if getattr(error, "name", "") == "splunk_profiler":
             _report_problem(
                 python + " does not have it; install it there: " + python + " -m pip install splunk-profiler"
             )

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, UNREACHABLE_URL, clean_environment, splunk_profiler
 
+from splunk_profiler.cli.run import AUTOSTART, find_isolating_flag
+
 REPORTER = """
 import json, os, sys, threading
 names = [thread.name for thread in threading.enumerate()]
@@ -112,6 +114,25 @@ def test_the_applications_own_sitecustomize_still_runs(reporter: Path, tmp_path:
     assert said["profiled"]
 
 
+def test_a_package_that_raises_runs_unprofiled_with_one_warning(reporter: Path, tmp_path: Path) -> None:
+    own = (
+        "import sys\n"
+        "class Damage:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'splunk_profiler':\n"
+        "            raise RuntimeError('damaged')\n"
+        "sys.meta_path.insert(0, Damage)\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(own, "utf-8")
+    env = clean_environment({"PYTHONPATH": f"{AUTOSTART}{os.pathsep}{tmp_path}"})
+    command = ["sh", "-c", 'SPLUNK_PROFILER_RUN_PID=$$ exec "$@"', "sh", sys.executable, str(reporter)]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert not json.loads(ended.stdout)["profiled"]
+    (line,) = ended.stderr.splitlines()
+    assert "not started in this process: it cannot be imported by" in line
+    assert line.endswith("damaged")
+
+
 def test_error_in_the_applications_sitecustomize_is_shown_under_run(reporter: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import a_module_that_is_missing", "utf-8")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
@@ -191,6 +212,25 @@ def test_isolated_python_runs_unprofiled_with_a_warning(reporter: Path) -> None:
     ended = launched("--", sys.executable, "-I", reporter)
     assert not json.loads(ended.stdout)["profiled"]
     assert "option -I keeps the profiler from being started" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        ("-I a.py", "-I"),
+        ("-uE a.py", "-E"),
+        ("-X dev -I a.py", "-I"),
+        ("-Xdev -S a.py", "-S"),
+        ("-bW error -E a.py", "-E"),
+        ("-X -I a.py", None),
+        ("-m a -I", None),
+        ("-c I -I", None),
+        ("a.py -I", None),
+        ("-W", None),
+    ],
+)
+def test_an_option_that_isolates_python_is_found(arguments: str, flag: str | None) -> None:
+    assert find_isolating_flag(sys.executable, arguments.split()) == flag
 
 
 def test_the_exit_code_is_the_programs() -> None:
