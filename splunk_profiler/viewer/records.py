@@ -148,7 +148,7 @@ class RecordReader:
         """Read a profile.
 
         Raises:
-            ProfileError: it is not consistent.
+            ProfileError: it is not consistent, or has negative values.
         """
         try:
             time_ns = parse_time(message.time_nanos)
@@ -169,6 +169,8 @@ class RecordReader:
             ]
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
+        if any(min(weights.values(), default=0) < 0 for *_, weights in samples):
+            raise ProfileError("the profile has negative values: it is a difference of two")
         if any(name.startswith(IN_USE) for name in values):
             self.recording.note_heap(sender.process, time_ns, message.duration_nanos)
         for packed, leaf, labels, weights in samples:

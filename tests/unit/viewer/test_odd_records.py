@@ -176,3 +176,14 @@ def test_a_profile_with_one_value_twice_is_an_unread_record(tmp_path: Path) -> N
     files = LiveFiles(tmp_path)
     files.refresh()
     assert (files.unread, files.recording.values) == (1, set())
+
+
+def test_a_profile_with_a_negative_value_is_an_unread_record(tmp_path: Path) -> None:
+    odd = profile()
+    odd.sample.add(location_id=[1], value=[-3])  # `go tool pprof -proto -diff_base` writes such
+    (tmp_path / "odd.pprof").write_bytes(odd.SerializeToString())
+    (tmp_path / "logs.jsonl").write_text(line_of(odd) + line_of(profile()), "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert files.note == "2 records could not be read."
+    assert files.recording.weights(Selection("samples")).sum() == 1
