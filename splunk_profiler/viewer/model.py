@@ -5,6 +5,7 @@ Times are nanoseconds since the epoch. A weight is in the unit of the value that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -15,12 +16,24 @@ HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
 
 
+_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def encodable(text: str) -> str:
+    """Return a text with U+FFFD for characters without an encoding, as a browser has it in an address."""
+    return text if text.isascii() else _LONE_SURROGATES.sub("\ufffd", text)
+
+
 class Function(NamedTuple):
     """A function; `kind` says whose code it is: application, library, standard-library, or empty."""
 
     name: str
     file: str
     kind: str
+
+    def encodable(self) -> Function:
+        """Return this with names that have an encoding."""
+        return Function(encodable(self.name), encodable(self.file), self.kind)
 
 
 class Frame(NamedTuple):
@@ -50,6 +63,11 @@ class Facets(NamedTuple):
     def named(self, span: str) -> Facets:
         """Return these with the name of a span that has come after its sample."""
         return self._replace(span=span, endpoint=span if self.endpoint == UNKNOWN_SPAN else self.endpoint)
+
+    def encodable(self) -> Facets:
+        """Return these with texts that have an encoding."""
+        texts = {name: encodable(value) for name, value in self._asdict().items() if isinstance(value, str)}
+        return Facets(**texts, labels=tuple((encodable(name), encodable(value)) for name, value in self.labels))
 
 
 LABEL = "label:"  # begins the names of facets that are labels

@@ -92,9 +92,10 @@ class Recording:
 
     def function_id(self, name: str, file: str, kind: str) -> int:
         """Return the place of a function in the table."""
-        found = self._function_ids.setdefault((name, file), len(self.functions))
+        function = Function(name, file, kind).encodable()
+        found = self._function_ids.setdefault((function.name, function.file), len(self.functions))
         if found == len(self.functions):
-            self.functions.append(Function(name, file, kind))
+            self.functions.append(function)
         return found
 
     def find_function(self, name: str, file: str) -> int:
@@ -105,8 +106,8 @@ class Recording:
         """Return the place of these facets in the table."""
         found = self._facet_ids.setdefault(facets, len(self.facets))
         if found == len(self.facets):
-            self.facets.append(facets)
-            self.labels.add(found, (name for name, _ in facets.labels))
+            self.facets.append(facets.encodable())
+            self.labels.add(found, (name for name, _ in self.facets[found].labels))
         return found
 
     def facet_names(self) -> list[str]:

@@ -8,6 +8,7 @@ import socket
 import struct
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from saved_samples import SPAN, TRACE, append, sample_line, span_line
@@ -201,10 +202,25 @@ def test_lines_of_source_are_those_that_python_counts(client: TestClient, tmp_pa
     assert [number for number, *_ in rows] == [3, 4, 5, 6, 7, 8]
 
 
-def test_names_without_an_encoding_are_answered(client: TestClient, tmp_path: Path) -> None:
-    append(tmp_path / "logs.jsonl", sample_line(service="\udcff"))
-    assert [[name for name, _ in get(client, "/api/facets?value=samples")["facets"]["service"]]][0][-1] == "\udcff"
+def test_names_without_an_encoding_can_be_chosen(client: TestClient, tmp_path: Path) -> None:
+    append(tmp_path / "logs.jsonl", sample_line("shop.a\ud800(/srv/\ud800.py:7)", service="b\udcff", state="\udcff"))
+    append(tmp_path / "traces.jsonl", span_line("GET \udcff"))
+    facets = get(client, "/api/facets?value=samples")["facets"]
+    assert facets["service"][-1] == ["b\ufffd", 1]
+    (endpoint,) = facets["endpoint"]
+    assert endpoint == ["GET \ufffd", 3]
+    chosen = {"f.service": "b\ufffd", "f.endpoint": "GET \ufffd", "function": "shop.a\ufffd", "file": "/srv/\ufffd.py"}
+    assert get(client, f"/api/flame?value=samples&{urlencode(chosen)}")["total"] == 1
     assert client.get("/api/flame?value=samples&f.%ff=1").status_code == 400
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_requests_that_other_sites_make_are_refused(client: TestClient, site: str) -> None:
+    for path in ("/api/export?format=html", "/api/overview"):
+        assert client.get(path, headers={"sec-fetch-site": site}).status_code == 403
+        for own in ("same-origin", "none"):
+            assert client.get(path, headers={"sec-fetch-site": own}).status_code == 200
+    assert client.get("/", headers={"sec-fetch-site": site}).status_code == 200  # a link to the page
 
 
 @pytest.mark.parametrize("host", ["profiles.example", "profiles.example:8000"])
