@@ -35,6 +35,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
+_OWN_SITES = ("same-origin", "none")  # of pages of this server, and of addresses that the reader types
 _USUAL_PORT = 80
 _EXPORTS = {
     "folded": ("text/plain", "folded"),
@@ -158,9 +159,11 @@ class _Guard:
 
         headers = Headers(scope=scope)
         host, origin = headers.get("host", "").lower(), headers.get("origin")
+        # Browsers send no origin with links and pictures. A link to the page may be anywhere, but none to an answer.
+        is_linked = scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "none") not in _OWN_SITES
         if host not in self._origins:
             problem = "this name is not the viewer's: see --allow-host"
-        elif origin is not None and origin.lower() not in self._origins[host]:
+        elif is_linked or (origin is not None and origin.lower() not in self._origins[host]):
             problem = "requests from other origins are refused"
         else:
             await self._app(scope, receive, send_with_headers)
