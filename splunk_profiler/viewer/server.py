@@ -97,7 +97,7 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
         Route("/", _page("index.html")),
         *(Route(f"/{name}", _page(name)) for name in PAGE_FILES),
     ]
-    handlers: Any = {ValueError: _explain, SourceError: _explain}
+    handlers: Any = {ValueError: _explain(400), SourceError: _explain(503)}
     return _Guard(Starlette(routes=routes, exception_handlers=handlers), origins)
 
 
@@ -185,8 +185,8 @@ def _page(name: str) -> Callable[[Request], Response]:
     return respond
 
 
-def _explain(_request: Request, error: Exception) -> Response:
-    return _to_json({"error": str(error)}, status_code=400)
+def _explain(status_code: int) -> Callable[[Request, Exception], Response]:
+    return lambda _request, error: _to_json({"error": str(error)}, status_code)
 
 
 def _to_json(content: Any, status_code: int = 200) -> Response:

@@ -92,8 +92,10 @@ async function ask(what, more = new URLSearchParams()) {
   // No JSON comes from a proxy, or from a server that failed.
   const content = await answer.json().catch(() => signal.throwIfAborted());
   if (!answer.ok || !content) {
-    throw new Error(content?.error ?? `The viewer could not answer (HTTP status ${answer.status}): the terminal where `
-      + "it runs, or the proxy before it, says why. The page asks again by itself while “new data” is ticked.");
+    const { status } = answer;
+    const message = content?.error ?? `The viewer could not answer (HTTP status ${status}): the terminal where it runs, `
+      + "or the proxy before it, says why. The page asks again by itself while “new data” is ticked.";
+    throw Object.assign(new Error(message), { status });
   }
   if (kept.size > 100) kept.clear();
   const isOfAll = what === "timeline" || what === "facets";
@@ -103,6 +105,7 @@ async function ask(what, more = new URLSearchParams()) {
 
 function explain(error) {
   if (error.name === "AbortError") return; // of a request that nobody waits for any more
+  byId("problem").dataset.status = error.status;
   sayMessage(byId("problem"), error.message);
   byId("problem").hidden = false;
 }
@@ -342,7 +345,8 @@ function listen() {
     button.addEventListener("click", () => { set({ view: button.dataset.view, gone: "", ...UNZOOMED }); show(); });
   }
   addEventListener("keydown", (event) => {
-    if (event.key !== "/" || event.target.matches("input:not([type=checkbox]), select")) return;
+    const isShortcut = event.ctrlKey || event.metaKey || event.altKey; // of the browser, or of the reader's system
+    if (event.key !== "/" || isShortcut || event.target.matches("input:not([type=checkbox]), select")) return;
     event.preventDefault();
     byId("search").focus();
   });
@@ -357,7 +361,7 @@ function listen() {
 
 async function follow() {
   try {
-    const isFailed = !byId("problem").hidden;
+    const { hidden, dataset } = byId("problem"), isFailed = !hidden && dataset.status !== "400"; // that stays wrong
     if (byId("follow").checked && (isFailed || overview && isGrowing()) && !isMarking()) {
       const { version } = await ask("overview");
       if (version !== overview?.version || isFailed) await show();

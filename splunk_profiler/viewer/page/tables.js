@@ -23,8 +23,8 @@ function fillTop(shown) {
   fillGone(shown);
   const rest = shown.functions - shown.rows.length;
   byId("more").textContent = rest > 0 ? `and ${rest.toLocaleString()} more functions: search for them` : "";
-  byId("found").textContent = state.get("q") ? `${shown.functions.toLocaleString()} functions found`
-    + (shown.isPart ? " among the heaviest 500" : "") : "";
+  const found = `${shown.functions.toLocaleString()} functions found${shown.isPart ? " among the heaviest 500" : ""}`;
+  say(byId("found"), state.get("q") ? found : "");
 }
 
 function addRows(count = 0) {
@@ -73,7 +73,7 @@ function fillSource(shown) {
     make("td", text.replaceAll("\t", "    "), row);
     for (const weight of [own, total]) make("td", weight ? amount(weight, unit()) : "", row).className = "number";
   }
-  byId("found").textContent = "";
+  say(byId("found"), "");
 }
 
 // Says how many functions only the baseline has; they are in the table alone, since the graph is of what there is.

@@ -141,6 +141,9 @@ def test_an_address_may_have_one_end_of_a_stretch(page: Page, address: str) -> N
 
 def test_a_slash_leads_to_the_search(page: Page, address: str) -> None:
     page.open(address)
+    key = "new KeyboardEvent('keydown', { key: '/', ctrlKey: true, bubbles: true, cancelable: true })"
+    assert page.value(f"document.body.dispatchEvent({key})")  # nothing prevents what it does in the browser
+    assert page.value("document.activeElement.id") != "search"
     page.press("/")
     assert page.value("document.activeElement.id") == "search"
 

@@ -164,6 +164,16 @@ def test_one_answer_that_fails_leaves_the_others_on_the_page(page: Page, address
     assert "there is no comparison by colour" in shown(page, "#problem")
     assert "POST /checkout" in shown(page, "#facets")
     assert "shop" in shown(page, "#legend")
+    page.value(
+        """globalThis.requests = [];
+        const askOnce = globalThis.fetch;
+        globalThis.fetch = (address, ...more) => {
+            requests.push(address);
+            return askOnce(address, ...more);
+        };
+        follow()"""
+    )
+    assert set(page.value("requests")) == {"api/overview?"}  # the answer to all else would be the same
     page.problems.clear()  # the browser itself logs the status
 
 

@@ -58,6 +58,16 @@ def test_a_move_in_the_graph_is_read_by_what_differs(page: Page, tmp_path: Path)
         assert page.value("heard.flat()") == ["off", "2.00 s (66.7 %), own 2.00 s (66.7 %)"]
 
 
+def test_new_data_does_not_repeat_how_many_functions_are_found(page: Page, address: str) -> None:
+    page.open(f"{address}#view=top&q=rank")
+    page.value(
+        "var repeats = 0; new MutationObserver(() => repeats++)"
+        ".observe(byId('found'), { childList: true, characterData: true, subtree: true })"
+    )
+    act(page, "show()")
+    assert (shown(page, "#found"), page.value("repeats")) == ("2 functions found", 0)
+
+
 def test_escape_says_which_frame_is_zoomed_then(page: Page, address: str) -> None:
     page.open(address)
     page.value("graph.canvas.focus()")
