@@ -49,10 +49,11 @@ logger.makeRecord = make_record  # type: ignore[method-assign]
 
 
 def plain_line(record: logging.LogRecord) -> bytes:
-    """Return the line of `record`, made without a lock; empty if the application has no handler for its level."""
-    if not (logger.filter(record) and any(record.levelno >= handler.level for handler in _handlers())):
+    """Return the line of `record` as a handler of its level writes it, made without a lock; empty if there is none."""
+    handlers = [handler for handler in _handlers() if record.levelno >= handler.level]
+    if not (handlers and logger.filter(record)):
         return b""
-    return f"{logging.Formatter(logging.BASIC_FORMAT).format(record)}\n".encode("utf-8", "backslashreplace")
+    return f"{handlers[0].format(record)}\n".encode("utf-8", "backslashreplace")
 
 
 def _handlers() -> list[logging.Handler]:
