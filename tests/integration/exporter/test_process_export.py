@@ -83,16 +83,17 @@ def test_output_whose_program_cannot_be_executed_has_no_exporter(mode: int | Non
     if mode is not None:
         program.write_text("not a program", "utf-8")
         program.chmod(mode)
-    _assert_has_no_exporter(ProcessExport.new(Interpreter(str(program), "", ())), reason)
+    _assert_has_no_exporter(Interpreter(str(program), "", ()), reason)
 
 
 def test_output_of_a_too_large_environment_has_no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPLUNK_PROFILER_OUTPUT", "x" * _MAX_VARIABLE_BYTES)
-    _assert_has_no_exporter(ProcessExport.new(find_interpreter()), "Argument list too long")
+    _assert_has_no_exporter(find_interpreter(), "Argument list too long")
 
 
-def _assert_has_no_exporter(output: ProcessExport, reason: str) -> None:
-    """Expect it to be known at the first attempt."""
+def _assert_has_no_exporter(interpreter: Interpreter, reason: str) -> None:
+    """Expect it to be known at the first attempt of a tree of its own: one of this tree may just be ending."""
+    output = ProcessExport(ExporterConnection(Launcher(interpreter), os.urandom(16).hex()))
     assert not output.send(b"lost\n")
     assert reason in output.failure
     output.stop(0)
