@@ -69,6 +69,7 @@ class Tracer:
         """Threads that have not stopped yet because they sleep in the kernel; see `detach_pending`."""
         return frozenset(tid for tid, number in self._attached.items() if number is None)
 
+    @_suspension_blocked()
     def visit(self, tids: Sequence[int], callback: Callable[[int], _T]) -> dict[int, _T]:
         """Return `callback(tid)` of each stopped thread, without threads that end or do not stop.
 
@@ -80,23 +81,22 @@ class Tracer:
             AlreadyTracedError: another tracer holds a thread.
         """
         results: dict[int, _T] = {}
-        with _suspension_blocked():
-            for start in range(0, len(tids), _BATCH_SIZE):
-                batch = tids[start : start + _BATCH_SIZE]
-                try:
-                    for tid in batch:
-                        self._request_stop(tid)
-                    deadline = time.monotonic() + _STOP_TIMEOUT_S
-                    remaining = batch
-                    while stopped_tids := self._wait_for_stop(remaining, deadline - time.monotonic()):
-                        for tid in stopped_tids:
-                            results[tid] = callback(tid)
-                            self._detach(tid)
-                        remaining = [tid for tid in remaining if tid not in stopped_tids]
-                    self._timed_out.update(tid for tid in remaining if tid in self._attached)
-                finally:
-                    self._detach_stopped(_STOP_TIMEOUT_S, excluded_tids=self._timed_out)
-                    self._detach_stopped(0.0)
+        for start in range(0, len(tids), _BATCH_SIZE):
+            batch = tids[start : start + _BATCH_SIZE]
+            try:
+                for tid in batch:
+                    self._request_stop(tid)
+                deadline = time.monotonic() + _STOP_TIMEOUT_S
+                remaining = batch
+                while stopped_tids := self._wait_for_stop(remaining, deadline - time.monotonic()):
+                    for tid in stopped_tids:
+                        results[tid] = callback(tid)
+                        self._detach(tid)
+                    remaining = [tid for tid in remaining if tid not in stopped_tids]
+                self._timed_out.update(tid for tid in remaining if tid in self._attached)
+            finally:
+                self._detach_stopped(_STOP_TIMEOUT_S, excluded_tids=self._timed_out)
+                self._detach_stopped(0.0)
         return results
 
     def read_register(self, tid: int, register: Register) -> int | None:

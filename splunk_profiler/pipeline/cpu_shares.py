@@ -108,7 +108,7 @@ class CpuShares:
                 ended.cpu_ns += share.cpu_ns
             else:
                 self._shares[key] = share
-        if ended_weights_ns:
+        if ended.cpu_ns and ended_weights_ns:
             _distribute_cpu(ended.cpu_ns, ended_weights_ns)
         elif ended.cpu_ns:
             self._shares[""] = ended

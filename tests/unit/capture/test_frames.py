@@ -1,4 +1,4 @@
-"""What the portable walker needs of CPython's frames."""
+"""Forks during walks of the portable walker, which turns the garbage collector off."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_one_exporter_that_gets_views_takes_nothing_from_another() -> None:
 
 
 class RequestProxy:
-    """What stands for the request that is being answered."""
+    """A proxy of the request that is being answered, as web frameworks have one."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("working outside of a request")
