@@ -133,7 +133,7 @@ def install(
     context_type: type,
     /,
 ) -> list[HookProblem]:
-    """Publish contexts from now on, at every switch that a hook can see. Replaces what was installed before.
+    """Install the hooks that see switches. Threads show nothing before `begin`. Replaces what was installed before.
 
     Args:
         variable: variable that holds the current context, a dict.
@@ -143,6 +143,13 @@ def install(
         identify: called once for a span without that attribute; returns None for an unpublished
             one.
         context_type: type of contexts that never change, so that their record may be cached.
+    """
+
+def begin() -> None:
+    """Publish contexts from now on, at every switch that a hook can see, and the calling thread's at once.
+
+    Comes after everything that has to call `publish`: a thread would go on showing a context whose end is not seen.
+    Does nothing without `install`.
     """
 
 def uninstall() -> None:

@@ -90,7 +90,8 @@ static int module_exec(PyObject *module)
 #define AS_METHOD(function) (PyCFunction)(void (*)(void))(function)
 
 static PyMethodDef module_methods[] = {
-    {"install", publisher_install, METH_VARARGS, "Publish contexts at every switch."},
+    {"install", publisher_install, METH_VARARGS, "Install the hooks that see switches."},
+    {"begin", publisher_begin, METH_NOARGS, "Publish contexts at every switch."},
     {"uninstall", uninstall, METH_NOARGS, "Stop publishing: threads show nothing."},
     {"attach", AS_METHOD(hooks_attach), FAST, "Set the variable, then publish."},
     {"detach", AS_METHOD(hooks_detach), FAST, "Reset the variable, then publish."},

@@ -161,7 +161,7 @@ static HOT void on_switch(PyObject *context)
 
 void publisher_uninstall(void)
 {
-    if (!hooks_is_active()) {
+    if (publisher.config.variable == NULL) {
         return;
     }
     publisher_config old_config = publisher.config;
@@ -205,6 +205,13 @@ PyObject *publisher_install(PyObject *module, PyObject *args)
         compat_restore_exception(failure);
         return NULL;
     }
-    publisher_publish();
     return problems;
+}
+
+PyObject *publisher_begin(PyObject *module, PyObject *unused)
+{
+    if (publisher.config.variable != NULL) { /* else another thread has uninstalled */
+        hooks_begin();
+    }
+    Py_RETURN_NONE;
 }

@@ -64,8 +64,9 @@ typedef union {
 } publisher_config;
 
 HIDDEN PyObject *publisher_install(PyObject *module, PyObject *args);
+HIDDEN PyObject *publisher_begin(PyObject *module, PyObject *unused);
 HIDDEN void publisher_uninstall(void);
-HIDDEN const publisher_config *publisher_active_config(void); /* NULL: not installed in this interpreter */
+HIDDEN const publisher_config *publisher_active_config(void); /* NULL: nothing is shown in this interpreter */
 HIDDEN void publisher_publish(void); /* show the calling thread's current context; never raises */
 
 HIDDEN extern unsigned long long publisher_counters[COUNTER_COUNT];

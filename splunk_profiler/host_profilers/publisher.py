@@ -85,7 +85,7 @@ class ProcessPublisher:
         self._needs_labels_library = config.labels
 
     def install(self) -> None:
-        """Install the hooks. Comes before the patch of OpenTelemetry's context and `start`.
+        """Install the hooks, which do nothing yet. Comes before the patch of OpenTelemetry's context, then `start`.
 
         Raises:
             OSError: the hooks cannot be installed; nothing is left of them.
@@ -105,7 +105,7 @@ class ProcessPublisher:
         if attributes is not None:
             self._has_service_name = processors is not None and service_of(attributes) is not None
             self._pending_attributes.append(attributes)
-        self._extension.publish()
+        self._extension.begin()
         self._extension.audit()  # for threads that published before a stop and have not switched since
 
     def stop_listening(self, timeout_s: float) -> None:

@@ -34,7 +34,9 @@ def identify(span: Span) -> _context.Identity:
 
 
 def install() -> list[_context.HookProblem]:
-    return _context.install(current, SPAN_KEY, labels, "_splunk_profiler_identity", identify, Context)
+    problems = _context.install(current, SPAN_KEY, labels, "_splunk_profiler_identity", identify, Context)
+    _context.begin()
+    return problems
 
 
 @contextmanager

@@ -126,11 +126,15 @@ class InstalledPublisher:
         return _context.Identity(found.trace_id, found.span_id, found.span_id, found.trace_flags)
 
     def install(self) -> None:
-        """Install the publisher; may be called again."""
-        _context.install(self.variable, self.span_key, self.labels, ATTRIBUTE, self.identify, Context)
+        """Install the publisher and begin; may be called again."""
+        self.install_hooks()
         _context.load_labels_library(LABELS_PATH)
         _context.load_elastic_library(ELASTIC_PATH, storage_of("service", "test", "/nowhere"))
-        self.publish()
+        _context.begin()
+
+    def install_hooks(self) -> None:
+        """Install the hooks, without beginning."""
+        _context.install(self.variable, self.span_key, self.labels, ATTRIBUTE, self.identify, Context)
 
     def publish(self) -> None:
         """Publish the calling thread's context."""

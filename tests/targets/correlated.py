@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # the tests share own_memory
 
-from own_memory import ELASTIC_PATH, SPAN_KEY, Context, InstalledPublisher, Span, storage_of
+from own_memory import ELASTIC_PATH, InstalledPublisher, Span, storage_of
 
 from splunk_profiler import _context
 
@@ -64,7 +64,8 @@ class Service:
         """For the first time."""
         self._inbox = MessageSocket(path)
         made = self._publishing
-        _context.install(made.variable, SPAN_KEY, made.labels, "_identity", made.identify, Context)
+        made.install_hooks()
+        _context.begin()
         _context.load_elastic_library(ELASTIC_PATH, storage_of("correlated", "test", path))
 
     def publish_after_fork(self, path: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # the tests share own_memory
 
-from own_memory import ELASTIC_PATH, LABELS_PATH, SPAN_KEY, Context, InstalledPublisher, OwnMemory, Span, storage_of
+from own_memory import ELASTIC_PATH, LABELS_PATH, InstalledPublisher, OwnMemory, Span, storage_of
 
 from splunk_profiler import _context
 
@@ -49,7 +49,8 @@ def tls() -> None:
 def late() -> None:
     """Libraries come one by one while two threads already publish, one of which waits inside its span."""
     publishing, reached, go_on = InstalledPublisher(), threading.Event(), threading.Event()
-    _context.install(publishing.variable, SPAN_KEY, publishing.labels, "_identity", publishing.identify, Context)
+    publishing.install_hooks()
+    _context.begin()
 
     def waits() -> None:
         publishing.attach(known(5))

@@ -11,7 +11,9 @@
 #include <stdatomic.h>
 
 static struct {
-    PyInterpreterState *_Atomic interp; /* the main interpreter, or NULL; any interpreter reads it */
+    PyInterpreterState
+        *_Atomic interp;    /* the main interpreter, from hooks_begin on, or NULL; any interpreter reads it */
+    unsigned install_count; /* number of installs */
     switch_callbacks callbacks;
     PyObject *variable;      /* owned; kept after removal, since attach may be called later */
     PyObject *modules;       /* owned: sys.modules */
@@ -90,13 +92,12 @@ PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks, PyObject
     installed.variable = Py_NewRef(variable);
     installed.modules = Py_NewRef(PyImport_GetModuleDict());
     installed.callbacks = callbacks;
-    atomic_store(&installed.interp, PyInterpreterState_Get());
+    installed.modules_seen = -1;
+    installed.install_count++;
     const char *problems[Py_ARRAY_LENGTH(hooks)];
     for (size_t i = 0; i < Py_ARRAY_LENGTH(hooks); i++) {
         problems[i] = hooks[i].install();
     }
-    refresh();
-    greenlets_ensure_traced();
     Py_XDECREF(old_variable);
     Py_XDECREF(old_modules);
     PyObject *list = PyList_New(0);
@@ -113,15 +114,19 @@ PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks, PyObject
     return list;
 }
 
+void hooks_begin(void)
+{
+    atomic_store(&installed.interp, PyInterpreterState_Get());
+    report_change();
+}
+
 void hooks_remove(void)
 {
-    if (!hooks_is_active()) {
-        return;
-    }
     compat_exception pending = compat_save_exception();
+    unsigned install_count = installed.install_count;
     atomic_store(&installed.interp, NULL);
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(hooks) && !hooks_is_active(); i++) { /* another thread may install anew */
-        hooks[i].remove();
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(hooks) && installed.install_count == install_count; i++) {
+        hooks[i].remove(); /* another thread may install anew */
     }
     compat_restore_exception(pending);
 }

@@ -12,6 +12,7 @@ from ledger_run import run_target
 from received_profiles import ProfileSample, ReceivedProfile, all_samples, read
 
 SECONDS = 4.3
+_ALIKE = "__main__.many.<locals>.wait_alike"
 _LONG_NAME = "first\\n" + 122 * "x"  # as it is cut and written
 
 pytestmark = pytest.mark.skipif(
@@ -65,13 +66,15 @@ def test_waiting_tasks_have_each_their_own_span_and_all_the_time(loop: str) -> N
 
 def test_ten_thousand_tasks_are_sampled_and_counted_as_all() -> None:
     profiles, ledger = _run("many", SPLUNK_PROFILER_MAX_TASKS="16")
-    found = [sample for sample in _tasks(profiles) if "__main__.many.<locals>.wait_alike" in sample.functions]
-    begun = [sample for sample in found if "__main__._wait" in sample.functions]
+    found = [[each for each in _tasks([profile]) if _ALIKE in each.functions] for profile in profiles]
+    begun = [sample for samples in found for sample in samples if "__main__._wait" in sample.functions]
     assert 0 < len(begun) <= len(profiles)
-    average = sum(sample.task_wait_ns for sample in found) / ledger["seconds"] / 1e9
+    average = sum(sample.task_wait_ns for samples in found for sample in samples) / ledger["seconds"] / 1e9
     assert 0.6 * ledger["tasks"] < average < 1.1 * ledger["tasks"]
-    total = sum(sample.tasks for sample in found)
-    assert total / round(total / ledger["tasks"]) == pytest.approx(ledger["tasks"], rel=0.1)
+    counts = [sum(sample.tasks for sample in samples) for samples in found if samples]
+    whole = [count for count in counts if count == pytest.approx(round(count, -4), rel=0.1)]
+    assert whole
+    assert len(counts) - len(whole) <= 2, "the first and the last one see tasks that begin or end"
 
 
 def test_a_forked_child_has_the_tasks_of_its_own_loop_only() -> None:

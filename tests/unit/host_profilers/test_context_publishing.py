@@ -194,6 +194,43 @@ def test_installed_again_the_current_span_is_shown_again(publishing: InstalledPu
     _context.detach(token)
 
 
+def test_nothing_is_shown_before_publishing_begins(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+    publishing.uninstall()
+    publishing.install_hooks()
+    token = publishing.attach(Span(TRACE, ROOT))
+    contextvars.copy_context().run(publishing.publish)
+    assert _context.audit() == (0, 0)
+    assert memory.elastic() is None
+    assert not publishing.asked
+    _context.begin()
+    assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
+    _context.detach(token)
+
+
+def test_switch_that_spans_a_restart_shows_nothing_until_publishing_begins(
+    publishing: InstalledPublisher, memory: OwnMemory
+) -> None:
+    def restart(_span: Any) -> None:
+        publishing.uninstall()
+        publishing.install_hooks()
+
+    publishing.answer = restart
+    token = publishing.attach(Span(TRACE, ROOT))
+    shown = memory.elastic()
+    publishing.answer = None
+    _context.begin()
+    assert (shown, memory.elastic()) == (None, Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT))
+    _context.detach(token)
+
+
+def test_publishing_does_not_begin_without_hooks(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+    publishing.uninstall()
+    _context.begin()
+    token = publishing.attach(Span(TRACE, ROOT))
+    assert memory.elastic() is None
+    _context.detach(token)
+
+
 def test_what_is_not_right_is_refused_at_installation() -> None:
     variable: contextvars.ContextVar[Any] = contextvars.ContextVar("v")
     wrong: Any = None
