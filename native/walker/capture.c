@@ -278,7 +278,7 @@ static void note_lateness(ticker_state *ticker, raw_snapshot *snapshot, int64_t 
                           int64_t since_ns)
 {
     snapshot->latency_ns = start_ns - deadline_ns;
-    snapshot->period_ns = atomic_load(&ticker->pending.period_ns);
+    snapshot->period_ns = atomic_load(&ticker->pending.period_ns[snapshot->is_focused]);
     snapshot->gil_wait_ns = since_ns > 0 && since_ns < start_ns ? start_ns - since_ns : 0;
     count_latency(ticker, snapshot->latency_ns);
 }

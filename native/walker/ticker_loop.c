@@ -198,7 +198,7 @@ static void store_deadline(ticker_state *ticker, PyThreadState *self, const sche
         clocks_read_again(ticker);
     }
     ticker_state_count(ticker, COUNTERS_due, tick->skipped + 1);
-    atomic_store(&ticker->pending.period_ns, tick->period_ns);
+    atomic_store(&ticker->pending.period_ns[tick->is_focused], tick->period_ns);
     begin_wait(ticker);
     int64_t previous_ns =
         atomic_exchange(&ticker->pending.deadline_ns, tick->is_focused ? -tick->deadline_ns : tick->deadline_ns);
