@@ -140,7 +140,9 @@ def _print(resolved: Resolved, sections: dict[str, list[Finding]], failures: lis
         for finding in failures:
             print_line(f"  {finding.subject}: {finding.fact}")
     else:
-        _print_title("Samples would flow.", fg="green")
+        warns = any(finding.verdict is Verdict.WARNING for section in sections.values() for finding in section)
+        title = "Samples would flow; see what is marked with ! above." if warns else "Samples would flow."
+        _print_title(title, fg="yellow" if warns else "green")
 
 
 def _print_title(title: str, **style: Any) -> None:

@@ -44,7 +44,8 @@ def check_host_profilers(resolved: Resolved, env: Mapping[str, str], uid: int) -
         advice = "" if preloaded else "splunk-profiler run loads it earlier, as the specification of the labels asks"
         yield note("custom labels", f"{labels_library().name} {fact}", advice)
     if config.publishes_correlation:
-        yield from _check_correlation(resolved, _context, uid)
+        yield _check_socket(config.socket_directory or temporary_directory(env), uid)
+        yield from _check_correlation(resolved, _context)
 
 
 def _check_switch(subject: str, setting: str, value: str, is_on: bool) -> Finding:
@@ -52,8 +53,7 @@ def _check_switch(subject: str, setting: str, value: str, is_on: bool) -> Findin
     return good(subject, f"on ({why})") if is_on else note(subject, f"off ({why})")
 
 
-def _check_correlation(resolved: Resolved, extension: Any, uid: int) -> Iterator[Finding]:
-    yield _check_socket(resolved.config.socket_directory or temporary_directory(), uid)
+def _check_correlation(resolved: Resolved, extension: Any) -> Iterator[Finding]:
     storage = encode(Service("doctor", ""), b"")
     yield _check_library(elastic_library(), lambda path: extension.load_elastic_library(path, storage))
     extension.clear_storage()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -60,6 +61,13 @@ def test_asked_through_the_launcher_it_sees_what_the_service_would_get(collector
     assert ended.returncode == 0, ended.stdout
     assert "Samples would flow." in ended.stdout
     assert "splunk-profiler run (PYTHONPATH leads to its sitecustomize)" in ended.stdout
+
+
+def test_last_line_points_at_warnings(collector: Collector) -> None:
+    env = {**ON, "SPLUNK_PROFILER_LOGS_ENDPOINT": f"http://{collector.address}"}
+    ended = splunk_profiler("doctor", "--no-export", env={**env, "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "abc"})
+    assert ended.returncode == 0, ended.stdout
+    assert "Samples would flow; see what is marked with ! above." in ended.stdout
 
 
 def test_a_profiler_that_is_not_switched_on_is_the_reason() -> None:
@@ -273,6 +281,15 @@ def test_nothing_is_made_in_the_directory_of_another_users_process(tmp_path: Pat
     assert "directory: not tried" in findings(data, "warning")
     assert "can be written to" not in findings(data, "ok")
     assert not [*tmp_path.iterdir()]
+
+
+def test_socket_of_a_process_is_tried_where_its_temporary_files_are() -> None:
+    with (
+        TemporaryDirectory(prefix="t") as directory,
+        subprocess.Popen(["cat"], env=clean_environment({**ON, "TMPDIR": directory}), stdin=subprocess.PIPE) as process,
+    ):
+        _, data = examined({}, "--no-export", "--pid", str(process.pid))
+        assert f"it can be made in {directory}" in findings(data, "ok")
 
 
 def test_a_collector_at_a_relative_path_is_where_the_process_would_find_it(tmp_path: Path) -> None:
