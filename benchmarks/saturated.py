@@ -5,7 +5,8 @@ profiler is started and after: the loss is the ratio of the requests per second 
 which was 1 but for what differs between two processes. In between the profiled one works without a pause. Other work on
 the machine moves requests per second by several percent. CPU time of the service per request stands it better, above
 all in the quarter of the turns in which it was least; what happens seldom, like an export every ten seconds, is not in
-that.
+that. The share of a core that the application's threads have is moved by nothing else: what they lose of it is the time
+in which the profiler kept the GIL, or kept them from taking it.
 """
 
 from __future__ import annotations
@@ -85,11 +86,13 @@ class Turn:
         rate: requests per second with the profiler, in times of those without.
         cpu_on_s: CPU time of the service per request with the profiler.
         cpu_off_s: the same without.
+        core: CPU time of the application's threads per wall time with the profiler, in times of that without.
     """
 
     rate: float
     cpu_on_s: float
     cpu_off_s: float
+    core: float
 
 
 @dataclass(slots=True)
@@ -112,12 +115,13 @@ def take_turns(on: MeasuredService, off: MeasuredService, windows: int, seconds:
     """Let both services work so many times; the first one alternates."""
     turns = []
     for number in range(windows):
-        rates, costs = {}, {}
+        rates, costs, cores = {}, {}, {}
         for service in (on, off) if number % 2 else (off, on):
             answer = service.ask(f"run {seconds}")
             rates[service] = answer["served"] / answer["wall_s"]
             costs[service] = answer["cpu_s"] / answer["served"]
-        turns.append(Turn(rates[on] / rates[off], costs[on], costs[off]))
+            cores[service] = (answer["cpu_s"] - answer["others_s"]) / answer["wall_s"]
+        turns.append(Turn(rates[on] / rates[off], costs[on], costs[off], cores[on] / cores[off]))
     return turns
 
 
@@ -169,6 +173,9 @@ def figures(case: Case, seen: Seen) -> Iterator[tuple[str, float, str, dict[str,
     rate = median((turn.rate for turn in seen.before), 6)
     lost = [100 * (1 - turn.rate / rate) for turn in seen.after]
     yield "throughput lost", median(lost), "%", {"middle_half": middle_half(lost), "turns": len(lost)}
+    core = median((turn.core for turn in seen.before), 6)
+    lost = [100 * (1 - turn.core / core) for turn in seen.after]
+    yield "share of a core lost by the application's threads", median(lost), "%", {"middle_half": middle_half(lost)}
     added = [100 * (compare_cpu(seen.after, part) / compare_cpu(seen.before, part) - 1) for part in (0.25, 0.5)]
     yield "CPU of the service per request added", added[0], "%", {"median": significant(added[1])}
     profiled_s = seen.ended["at_s"] - seen.started["at_s"]

@@ -283,8 +283,11 @@ class Shares:
 def _lower_priority() -> None:
     """Let busy threads of the hosts go first from now on. Threads that are started later inherit it."""
     with suppress(OSError):  # a thread has ended, or /proc is not mounted
-        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208  # names are what is needed
-            os.setpriority(os.PRIO_PROCESS, int(thread), _NICENESS)
+        for thread in map(int, os.listdir("/proc/self/task")):  # noqa: PTH208  # names are what is needed
+            os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
+            with suppress(OSError):  # musl has no such calls
+                if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # else the host has a policy of its own
+                    os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))  # preempts none when it wakes
 
 
 _SESSIONS: dict[int, StreamSession] = {}  # ident of a thread → the session that it works for
