@@ -5,8 +5,9 @@ profiler is started and after: the loss is the ratio of the requests per second 
 which was 1 but for what differs between two processes. In between the profiled one works without a pause. Other work on
 the machine moves requests per second by several percent. CPU time of the service per request stands it better, above
 all in the quarter of the turns in which it was least; what happens seldom, like an export every ten seconds, is not in
-that. The share of a core that the application's threads have is moved by nothing else: what they lose of it is the time
-in which the profiler kept the GIL, or kept them from taking it.
+that. The share of a core that the application's threads have is moved by little else: what they lose of it is the time
+in which the profiler kept the GIL, or kept them from taking it. It is that of the stretch without pauses, in which the
+exporter cannot catch up meanwhile.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Turn:
         rate: requests per second with the profiler, in times of those without.
         cpu_on_s: CPU time of the service per request with the profiler.
         cpu_off_s: the same without.
-        core: CPU time of the application's threads per wall time with the profiler, in times of that without.
+        core: CPU time of the application's threads per wall time with the profiler.
     """
 
     rate: float
@@ -120,9 +121,14 @@ def take_turns(on: MeasuredService, off: MeasuredService, windows: int, seconds:
             answer = service.ask(f"run {seconds}")
             rates[service] = answer["served"] / answer["wall_s"]
             costs[service] = answer["cpu_s"] / answer["served"]
-            cores[service] = (answer["cpu_s"] - answer["others_s"]) / answer["wall_s"]
-        turns.append(Turn(rates[on] / rates[off], costs[on], costs[off], cores[on] / cores[off]))
+            cores[service] = core_of(answer)
+        turns.append(Turn(rates[on] / rates[off], costs[on], costs[off], cores[on]))
     return turns
+
+
+def core_of(answer: dict[str, Any]) -> float:
+    """Return the CPU time of the application's threads per wall time."""
+    return float(answer["cpu_s"] - answer["others_s"]) / float(answer["wall_s"])
 
 
 def run_stretch(service: MeasuredService, seconds: float) -> tuple[dict[str, Any], float]:
@@ -175,7 +181,12 @@ def figures(case: Case, seen: Seen) -> Iterator[tuple[str, float, str, dict[str,
     yield "throughput lost", median(lost), "%", {"middle_half": middle_half(lost), "turns": len(lost)}
     core = median((turn.core for turn in seen.before), 6)
     lost = [100 * (1 - turn.core / core) for turn in seen.after]
-    yield "share of a core lost by the application's threads", median(lost), "%", {"middle_half": middle_half(lost)}
+    yield (
+        "share of a core lost by the application's threads",
+        100 * (1 - core_of(seen.stretch) / core),
+        "%",
+        {"in_turns": median(lost), "middle_half": middle_half(lost)},
+    )
     added = [100 * (compare_cpu(seen.after, part) / compare_cpu(seen.before, part) - 1) for part in (0.25, 0.5)]
     yield "CPU of the service per request added", added[0], "%", {"median": significant(added[1])}
     profiled_s = seen.ended["at_s"] - seen.started["at_s"]
