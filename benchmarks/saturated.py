@@ -243,11 +243,12 @@ def measure_case(case: Case, plan: Plan, sink_python: str = sys.executable) -> I
 
 
 def kill_service(seconds: float) -> float:
-    """Return how long before it is killed the last sample was taken that has arrived, in ms."""
+    """Return how long before it is killed the last sample was taken that has arrived, or it was started, in ms."""
     with CountingSink() as sink:
         case = Case("text", 10)
         with MeasuredService(case.python, case.shape, case.profiler, case.settings(sink)) as service:
             service.ask("start")
+            started_ns = time.time_ns()
             service.ask(f"run {seconds}")
             service.tell("run 60")
             exporters = [os.pidfd_open(pid) for pid in find_exporters(service.pid)]
@@ -258,7 +259,7 @@ def kill_service(seconds: float) -> float:
             select.select([exporter], [], [])
             os.close(exporter)
         totals = wait_until_quiet(sink)
-    return (killed_ns - totals.last_ns) / 1e6
+    return (killed_ns - max(totals.last_ns, started_ns)) / 1e6
 
 
 def measure_kills(seconds: float, kills: int) -> Iterator[Result]:
