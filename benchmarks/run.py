@@ -30,6 +30,7 @@ MEASURES = (
     "ticks",
     "where_time_goes",
     "saturated",
+    "switched",
     "record_cost",
     "attach_cost",
     "context_switches",

@@ -7,7 +7,8 @@ the machine moves requests per second by several percent. CPU time of the servic
 all in the quarter of the turns in which it was least; what happens seldom, like an export every ten seconds, is not in
 that. The share of a core that the application's threads have is moved by little else: what they lose of it is the time
 in which the profiler kept the GIL, or kept them from taking it. It is that of the stretch without pauses, in which the
-exporter cannot catch up meanwhile.
+exporter cannot catch up meanwhile. What a profiler does on the application's threads counts as theirs, as captures do
+from CPython 3.12 on.
 """
 
 from __future__ import annotations

@@ -191,7 +191,9 @@ PyObject *publisher_install(PyObject *module, PyObject *args)
         errno = problem;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    publisher_uninstall();
+    while (publisher.config.variable != NULL) { /* other threads run at its end, and may install */
+        publisher_uninstall();
+    }
     for (size_t i = 0; i < Py_ARRAY_LENGTH(config.all); i++) {
         Py_INCREF(config.all[i]);
     }

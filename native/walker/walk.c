@@ -15,8 +15,7 @@
 
 #define MIN_THREADS 64
 #define MIN_FRAMES  4096
-#define CACHE_LINE  64  /* bytes */
-#define AHEAD       512 /* bytes: some three frames */
+#define CACHE_LINE  64 /* bytes */
 
 typedef enum { WALKED, NO_ROOM_THREADS, NO_ROOM_FRAMES } walk_result;
 
@@ -34,9 +33,7 @@ static bool walk_stack(ticker_state *ticker, compat_frame *frame, raw_stack *las
         if (depth == capacity) {
             return false;
         }
-        /* Callers are at lower addresses, mostly one right before the other. */
-        __builtin_prefetch((const char *)frame - AHEAD);
-        __builtin_prefetch((const char *)frame - AHEAD - CACHE_LINE);
+        compat_prefetch_caller(frame);
         raw_frame seen = {(PyObject *)compat_frame_code(frame), compat_frame_globals(frame),
                           compat_frame_offset(frame)};
         same = same && depth < comparable && is_same_frame(&last->frames[depth], &seen);

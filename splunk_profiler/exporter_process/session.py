@@ -282,10 +282,10 @@ class Shares:
 
 def _lower_priority() -> None:
     """Let busy threads of the hosts go first from now on. Threads that are started later inherit it."""
-    with suppress(OSError):  # a thread has ended, or /proc is not mounted
+    with suppress(OSError):  # /proc is not mounted
         for thread in map(int, os.listdir("/proc/self/task")):  # noqa: PTH208  # names are what is needed
-            os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
-            with suppress(OSError):  # musl has no such calls
+            with suppress(OSError):  # it has ended, or musl has no such calls
+                os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
                 if os.sched_getscheduler(thread) == os.SCHED_OTHER:  # else the host has a policy of its own
                     os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))  # preempts none when it wakes
 

@@ -59,7 +59,7 @@ def test_asked_through_the_launcher_it_sees_what_the_service_would_get(collector
         "run", "--endpoint", f"http://{collector.address}", "--", *COMMAND, "doctor", env={"PYTHONSAFEPATH": ""}
     )
     assert ended.returncode == 0, ended.stdout
-    assert "Samples would flow." in ended.stdout
+    assert "Samples would flow" in ended.stdout
     assert "splunk-profiler run (PYTHONPATH leads to its sitecustomize)" in ended.stdout
 
 
@@ -283,6 +283,7 @@ def test_nothing_is_made_in_the_directory_of_another_users_process(tmp_path: Pat
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the extension is not built")
 def test_socket_of_a_process_is_tried_where_its_temporary_files_are() -> None:
     with (
         TemporaryDirectory(prefix="t") as directory,
