@@ -325,6 +325,10 @@ class ProcessProfiler:
         self._sigterm.is_ending = False
         if self._runtime_id is not None:
             self._runtime_id = self._runtime_id.new_for_child()
+        context = sys.modules.get("splunk_profiler._context")
+        if self._profiler_to_restart is None and context is not None:  # the parent was in a start, which ends here
+            context.clear_storage()
+            context.uninstall()
 
     def _restart_in_child(self) -> None:
         """Start in a forked child the profiler of its parent, unless that is done."""

@@ -67,6 +67,39 @@ splunk_profiler.stop(0)
     assert said.startswith("True True\n0\n")
 
 
+@pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the extension is not built")
+def test_child_that_c_code_forks_during_a_start_publishes_nothing() -> None:
+    code = """
+import ctypes, os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+import splunk_profiler
+from splunk_profiler.user_labels.labels import LABEL_PUBLISHER
+
+trace.set_tracer_provider(TracerProvider())
+original = LABEL_PUBLISHER.open
+
+def fork(*arguments):
+    LABEL_PUBLISHER.open = original
+    child = ctypes.PyDLL(None).fork()
+    if child == 0:
+        from splunk_profiler import _context
+        splunk_profiler.stop(0)
+        before = _context.counters().published
+        with trace.get_tracer("child").start_as_current_span("work"):
+            print(_context.counters().published - before, _context.audit().compared, flush=True)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
+    original(*arguments)
+
+LABEL_PUBLISHER.open = fork
+print(splunk_profiler.start(), flush=True)
+splunk_profiler.stop(0)
+"""
+    said = run_code(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_EXPORTER="thread", PYTHONWARNINGS="ignore")
+    assert said.startswith("0 0\n0\nTrue\n"), said
+
+
 def test_hooks_of_multiprocessing_are_as_many_after_many_starts_and_forks() -> None:
     code = """
 import multiprocessing.util
