@@ -12,15 +12,12 @@
 
 unsigned long long publisher_counters[COUNTER_COUNT]; /* GIL */
 
-static struct {
-    publisher_config config; /* owned; of the installed hooks */
-    unsigned install_count;  /* number of installs */
-} publisher;                 /* GIL */
+static publisher_config installed_config; /* owned; NULLs: nothing is installed. GIL */
 
 /* All interpreters of the process call the hooks inside CPython; objects belong to one interpreter. */
 const publisher_config *publisher_active_config(void)
 {
-    return hooks_is_active() ? &publisher.config : NULL;
+    return hooks_is_active() ? &installed_config : NULL;
 }
 
 static void show_record(const encoded_span *span, const encoded_labels *labels)
@@ -84,7 +81,7 @@ static void show_context(const publisher_config *config, Identity *identity, PyO
     UserLabels *labels = user_labels_exist ? current_labels(config) : NULL;
     show_record(identity == NULL ? NULL : &identity->bytes, labels == NULL ? NULL : &labels->bytes);
     /* The results belong to these variables unless an attribute ran Python code meanwhile. */
-    if (cacheable && publisher.install_count == install_count && current_variables() == variables) {
+    if (cacheable && hooks_install_count() == install_count && current_variables() == variables) {
         context_cache_offer(variables, identity, labels);
     }
     Py_XDECREF(labels);
@@ -106,7 +103,7 @@ static bool try_publish(bool is_switch, asked_span *asked)
         discard_exception();
         goto error;
     }
-    unsigned install_count = publisher.install_count;
+    unsigned install_count = hooks_install_count();
     span = Py_XNewRef(spans_find(config, context));
     bool cacheable = is_switch && is_cacheable(config, context, span);
     if (span != NULL && spans_cached_identity(config, span, &identity) != FOUND) {
@@ -161,11 +158,11 @@ static HOT void on_switch(PyObject *context)
 
 void publisher_uninstall(void)
 {
-    if (publisher.config.variable == NULL) {
+    if (installed_config.variable == NULL) {
         return;
     }
-    publisher_config old_config = publisher.config;
-    memset(&publisher.config, 0, sizeof(publisher.config)); /* before other threads run, which may install anew */
+    publisher_config old_config = installed_config;
+    memset(&installed_config, 0, sizeof(installed_config)); /* before other threads run, which may install anew */
     context_cache_clear();
     thread_records_hide_all(); /* no switch is seen from hooks_remove on */
     hooks_remove();
@@ -191,14 +188,13 @@ PyObject *publisher_install(PyObject *module, PyObject *args)
         errno = problem;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    while (publisher.config.variable != NULL) { /* other threads run at its end, and may install */
+    while (installed_config.variable != NULL) { /* other threads run at its end, and may install */
         publisher_uninstall();
     }
     for (size_t i = 0; i < Py_ARRAY_LENGTH(config.all); i++) {
         Py_INCREF(config.all[i]);
     }
-    publisher.config = config;
-    publisher.install_count++;
+    installed_config = config;
     PyObject *problems = hooks_install(config.variable, (switch_callbacks){on_switch, publisher_publish},
                                        module_type(module, HOOK_PROBLEM_TYPE));
     if (problems == NULL) {
@@ -212,7 +208,7 @@ PyObject *publisher_install(PyObject *module, PyObject *args)
 
 PyObject *publisher_begin(PyObject *module, PyObject *unused)
 {
-    if (publisher.config.variable != NULL) { /* else another thread has uninstalled */
+    if (installed_config.variable != NULL) { /* else another thread has uninstalled */
         hooks_begin();
     }
     Py_RETURN_NONE;

@@ -9,12 +9,8 @@
 
 #include "public_compat.h"
 
-static struct {
-    PyObject *module;       /* owned; NULL: greenlet is not loaded, or no hooks are installed */
-    unsigned install_count; /* number of installs; a traced thread has the current one */
-} greenlets;
-
-static _Thread_local unsigned traced_install_count;
+static PyObject *greenlet_module;                   /* owned; NULL: greenlet is not loaded, or no hooks are installed */
+static _Thread_local unsigned traced_install_count; /* of a traced thread: the current one */
 
 /* The trace function. `previous` is the one that was set before, or None. */
 static PyObject *trace_switch(PyObject *previous, PyObject *const *args, Py_ssize_t count)
@@ -46,7 +42,6 @@ static bool is_own_trace(PyObject *function)
 
 const char *greenlets_install(void)
 {
-    greenlets.install_count++;
     return NULL; /* nothing can fail yet: a later refresh finds greenlet */
 }
 
@@ -73,7 +68,7 @@ static bool has_attribute(PyObject *module, const char *name)
 
 bool greenlets_refresh(PyObject *modules)
 {
-    PyObject *module = greenlets.module != NULL ? NULL : PyDict_GetItemString(modules, "greenlet"); /* borrowed */
+    PyObject *module = greenlet_module != NULL ? NULL : PyDict_GetItemString(modules, "greenlet"); /* borrowed */
     if (module == NULL || module == Py_None) {
         return true;
     }
@@ -81,7 +76,7 @@ bool greenlets_refresh(PyObject *modules)
     bool is_complete = has_attribute(module, "settrace") && has_attribute(module, "gettrace");
     bool settled = is_complete || !is_being_imported(module); /* or another module of that name */
     if (is_complete) {
-        Py_XSETREF(greenlets.module, Py_NewRef(module));
+        Py_XSETREF(greenlet_module, Py_NewRef(module));
     }
     Py_DECREF(module);
     return settled;
@@ -89,10 +84,10 @@ bool greenlets_refresh(PyObject *modules)
 
 const void *greenlets_current(void)
 {
-    if (!hooks_is_active() || greenlets.module == NULL) {
+    if (!hooks_is_active() || greenlet_module == NULL) {
         return NULL;
     }
-    PyObject *module = Py_NewRef(greenlets.module); /* the call may remove the hooks */
+    PyObject *module = Py_NewRef(greenlet_module); /* the call may remove the hooks */
     PyObject *current = PyObject_CallMethod(module, "getcurrent", NULL);
     Py_DECREF(module);
     if (current == NULL) {
@@ -105,14 +100,14 @@ const void *greenlets_current(void)
 
 void greenlets_ensure_traced(void)
 {
-    if (greenlets.module == NULL || traced_install_count == greenlets.install_count || !hooks_is_active()) {
+    if (greenlet_module == NULL || traced_install_count == hooks_install_count() || !hooks_is_active()) {
         return;
     }
     compat_exception pending = compat_save_exception();
     /* The calls below allocate: the collector can run, and another thread can install or remove hooks
      * meanwhile. */
-    unsigned install_count = greenlets.install_count;
-    PyObject *module = Py_NewRef(greenlets.module);
+    unsigned install_count = hooks_install_count();
+    PyObject *module = Py_NewRef(greenlet_module);
     PyObject *current = PyObject_CallMethod(module, "gettrace", NULL);
     bool is_traced = current != NULL && is_own_trace(current);
     if (current != NULL && !is_traced) {
@@ -133,8 +128,8 @@ void greenlets_ensure_traced(void)
 
 void greenlets_remove(void)
 {
-    PyObject *module = greenlets.module;
-    greenlets.module = NULL;
+    PyObject *module = greenlet_module;
+    greenlet_module = NULL;
     traced_install_count = 0;
     if (module != NULL && !compat_is_finalizing()) {
         PyObject *current = PyObject_CallMethod(module, "gettrace", NULL);

@@ -11,9 +11,8 @@
 #include <stdatomic.h>
 
 static struct {
-    PyInterpreterState
-        *_Atomic interp;    /* the main interpreter, from hooks_begin on, or NULL; any interpreter reads it */
-    unsigned install_count; /* number of installs */
+    PyInterpreterState *_Atomic interp; /* the main interpreter from hooks_begin on, or NULL; any one reads it */
+    unsigned install_count;
     switch_callbacks callbacks;
     PyObject *variable;      /* owned; kept after removal, since attach may be called later */
     PyObject *modules;       /* owned: sys.modules */
@@ -41,6 +40,11 @@ bool hooks_is_active(void)
 {
     PyInterpreterState *interp = atomic_load_explicit(&installed.interp, memory_order_relaxed);
     return interp != NULL && (compat_is_only_interpreter(interp) || interp == PyInterpreterState_Get());
+}
+
+unsigned hooks_install_count(void)
+{
+    return installed.install_count;
 }
 
 /* Keeps a pending exception. */
@@ -126,7 +130,7 @@ void hooks_remove(void)
     unsigned install_count = installed.install_count;
     atomic_store(&installed.interp, NULL);
     for (size_t i = 0; i < Py_ARRAY_LENGTH(hooks) && installed.install_count == install_count; i++) {
-        hooks[i].remove(); /* another thread may install anew */
+        hooks[i].remove(); /* then another thread may install anew */
     }
     compat_restore_exception(pending);
 }

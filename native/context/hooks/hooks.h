@@ -26,9 +26,9 @@ typedef struct {
     void (*on_change)(void); /* the variable has changed in the current context */
 } switch_callbacks;
 
-/* Install every hook that this interpreter can have. They pass through until hooks_begin. `variable` is the ContextVar that
- * hooks_attach sets; it is kept until the next install, even after hooks_remove. Return a new list of
- * `problem_type`, called with (hook name, problem), for hooks that could not be installed. Return NULL with an
+/* Install every hook that this interpreter can have. They pass through until hooks_begin. `variable` is the
+ * ContextVar that hooks_attach sets; it is kept until the next install, even after hooks_remove. Return a new list
+ * of `problem_type`, called with (hook name, problem), for hooks that could not be installed. Return NULL with an
  * exception on failure; then hooks_remove is due. */
 PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks, PyObject *problem_type);
 
@@ -36,7 +36,8 @@ PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks, PyObject
  * hooks has to install: a change that only some hooks can see would leave what the others have reported. */
 void hooks_begin(void);
 
-bool hooks_is_active(void); /* in the calling interpreter: from hooks_begin to hooks_remove */
+bool hooks_is_active(void);         /* in the calling interpreter: from hooks_begin to hooks_remove */
+unsigned hooks_install_count(void); /* number of installs: code that ran Python compares it with the one before */
 
 /* Remove every hook. A hook that is running, or that other code holds, passes through from now on. */
 void hooks_remove(void);
