@@ -248,7 +248,7 @@ typedef struct {
 /* ticker_loop.c: the due capture, until a thread takes its deadline out. Atomic. */
 typedef struct {
     atomic_llong deadline_ns;         /* negative if it is a focused one; LOOK_DUE; 0: none */
-    atomic_llong period_ns[2];        /* by is_focused: the next deadline may come during a capture */
+    atomic_llong period_ns[2];        /* by is_focused, as the next may come during a capture; set before deadline_ns */
     atomic_llong since_ns;            /* when the first of the deadlines that no thread has taken was stored; 0: none */
     _Atomic(const void *) gil_holder; /* at that time; only compared */
     atomic_bool is_posted;            /* a pending call is in the queue */
