@@ -73,9 +73,9 @@ def test_ten_thousand_tasks_are_sampled_and_counted_as_all() -> None:
     assert 0.6 * ledger["tasks"] < average < 1.1 * ledger["tasks"]
     counts = [sum(sample.tasks for sample in samples) for samples in found if samples]
     many = ledger["tasks"]
-    whole = [count for count in counts if count == pytest.approx(many * round(count / many), rel=0.1)]
-    assert whole
-    assert len(counts) - len(whole) <= 2, "the first and the last one see tasks that begin or end"
+    whole = [count == pytest.approx(many * round(count / many), rel=0.1) for count in counts]
+    assert any(whole)
+    assert all(whole[1:-1]), "the first and the last one may see tasks that begin or end"
 
 
 def test_a_forked_child_has_the_tasks_of_its_own_loop_only() -> None:

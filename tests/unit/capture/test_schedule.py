@@ -312,12 +312,12 @@ def test_capture_that_lasts_longer_than_the_next_tick_has_its_own_period() -> No
     bench = Bench("native")
     over = threading.Event()
     busy = threading.Thread(target=lambda: all(not over.is_set() for _ in count()))  # captures, from CPython 3.12 on
+    busy.start()
     try:
         for trace_id in range(1, 100):
             bench.hold(_in(_span_of(trace_id)))
         bench.traces[1] = 0
         bench.ticker.notify_trace_added()
-        busy.start()
         with running(bench.ticker, 5_000_000, 10_000):
             seen = _until(bench.ticker, lambda found: sum(not raw.is_focused for raw in found) >= 100)
     finally:
