@@ -78,7 +78,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         sections = {**of_process, **sections}
     if not no_export and not isinstance(resolved.destination, (NoDestination, StreamDirectory)):
         sections["Test"] = [*destination_checks.check_export(resolved, uid)]
-    failures = [finding for section in sections.values() for finding in section if finding.verdict is Verdict.FAILURE]
+    failures = _select(sections, Verdict.FAILURE)
     if as_json:
         of_records = None if status is None else status.to_dict()
         print_json({**_to_dict(resolved, sections, bool(failures)), "records": of_records}, indent=2)
@@ -99,6 +99,10 @@ def _examine_process(pid: int, resolved: Resolved) -> tuple[dict[str, list[Findi
         except StatusError as error:
             sections["Records"] = [delivery_checks.unknown(error)]
     return sections, status
+
+
+def _select(sections: dict[str, list[Finding]], verdict: Verdict) -> list[Finding]:
+    return [finding for section in sections.values() for finding in section if finding.verdict is verdict]
 
 
 def _to_dict(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:
@@ -140,7 +144,7 @@ def _print(resolved: Resolved, sections: dict[str, list[Finding]], failures: lis
         for finding in failures:
             print_line(f"  {finding.subject}: {finding.fact}")
     else:
-        warns = any(finding.verdict is Verdict.WARNING for section in sections.values() for finding in section)
+        warns = bool(_select(sections, Verdict.WARNING))
         title = "Samples would flow; see what is marked with ! above." if warns else "Samples would flow."
         _print_title(title, fg="yellow" if warns else "green")
 
