@@ -3,8 +3,8 @@
 The profiler names the line that the lost memory comes from:
 
     splunk-profiler collect &
-    SPLUNK_PROFILER_MEMORY_ENABLED=true SPLUNK_PROFILER_DATA_FORMAT=pprof-gzip-base64 \
-        splunk-profiler run -- python examples/leaky.py 30
+    OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4317 SPLUNK_PROFILER_MEMORY_ENABLED=true \
+        SPLUNK_PROFILER_DATA_FORMAT=pprof-gzip-base64 splunk-profiler run -- python examples/leaky.py 30
     splunk-profiler report
 """
 
