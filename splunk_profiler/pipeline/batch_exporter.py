@@ -224,9 +224,9 @@ class BatchExporter(Generic[Record]):
             self._wake.wait(left_s)
 
     def _back_off(self, retry_after_ns: int | None) -> None:
-        delay_ns = min(_INITIAL_BACKOFF_NS << min(self._failures - 1, 8), _MAX_BACKOFF_NS)
-        if retry_after_ns is not None:
-            delay_ns = min(max(retry_after_ns, 0), _MAX_BACKOFF_NS)
+        # The receiver may ask for a longer pause only: a proxy says 0, and each try encodes the batch anew.
+        backoff_ns = max(_INITIAL_BACKOFF_NS << min(self._failures - 1, 8), retry_after_ns or 0)
+        delay_ns = min(backoff_ns, _MAX_BACKOFF_NS)
         until = self._now_ns() + int(delay_ns * (0.8 + 0.2 * self._jitter()))
         while not self._is_closing and (left_ns := until - self._now_ns()) > 0:
             self._wake.wait(left_ns / 1e9)

@@ -120,7 +120,7 @@ def test_collector_without_room_gets_the_records_after_its_retry_delay() -> None
         ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
     ):
         exporter.ask("record 3")
-        receiver.exports(4, answer="refuse")
+        receiver.exports(2, answer="refuse")
         assert "RESOURCE_EXHAUSTED" in exporter.log(lambda text: UNDELIVERED in text)
         receiver.switch("ok")
         assert len(receiver.records(3)) == 3

@@ -174,6 +174,15 @@ def test_the_receivers_wish_for_a_pause_is_granted_within_the_longest_one(wish_n
     assert clock.waits == [pause_s]
 
 
+@pytest.mark.parametrize("wish_ns", [0, -SECOND_NS, SECOND_NS // 10])
+def test_receiver_that_asks_for_a_short_pause_gets_the_usual_one(wish_ns: int) -> None:
+    sink, clock = ScriptedSink(*[ExportResult(ExportStatus.RETRY, "busy", retry_after_ns=wish_ns)] * 3), Clock()
+    batch_exporter = make(sink, clock, batch_records=1)
+    batch_exporter.record(samples(1, 1))
+    run(batch_exporter)
+    assert clock.waits == [0.5, 1.0, 2.0]
+
+
 def test_a_rejected_batch_is_dropped_and_counted_and_the_next_one_is_tried() -> None:
     sink, clock = ScriptedSink(ExportResult(ExportStatus.REJECTED, "no"), DELIVERED), Clock()
     batch_exporter = make(sink, clock, batch_records=2)
