@@ -142,8 +142,8 @@ class LiveStore(Source):
         for place in found[len(self._requests) :]:
             ((line,),) = self._connection.execute("SELECT line FROM requests WHERE id = ?", (place,))
             self._reader.add_request(zlib.decompress(line))
+            self._requests.append(place)  # at once: one after it may be an error
         self._reader.name_spans(read_span_names(self._connection, self._reader.nameless()))
-        self._requests = found
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

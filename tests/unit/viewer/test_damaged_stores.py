@@ -24,6 +24,13 @@ def change(path: Path, statement: str, *values: object) -> None:
     connection.close()
 
 
+def contents(path: Path, query: str) -> list[bytes]:
+    with sqlite3.connect(path) as connection:
+        found = [content for (content,) in connection.execute(query)]
+    connection.close()
+    return found
+
+
 def add_request(connection: sqlite3.Connection, path: Path, size: int) -> None:
     with explained(path), transaction(connection):
         connection.execute("INSERT INTO requests VALUES (NULL, 1, 0, ?)", (bytes(size),))
@@ -70,6 +77,21 @@ def test_a_request_that_cannot_be_made_a_part_goes_and_others_become_parts(tmp_p
     assert store.recording.weights(Selection("samples")).sum() == (4 if damaged == 5 else 3)
 
 
+def test_requests_before_one_that_cannot_be_read_count_once_when_it_can(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        store = LiveStore(path)
+        put(writer, *(sample_line(time_ns=NOON_NS + place) for place in range(4)))
+        whole = contents(path, "SELECT line FROM requests WHERE id = 3")
+        change(path, "UPDATE requests SET line = ? WHERE id = 3", b"hostile")
+        for _ in range(2):
+            with pytest.raises(SourceError, match="is damaged"):
+                store.refresh()
+        change(path, "UPDATE requests SET line = ? WHERE id = 3", *whole)
+        store.refresh()
+    assert store.recording.count() == 4
+
+
 def store_with_part(path: Path) -> None:
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS))
@@ -80,10 +102,7 @@ def store_with_part(path: Path) -> None:
 def test_a_part_with_a_wrong_bit_is_an_error_for_reader_and_writer(tmp_path: Path, field: int, bits: int) -> None:
     path = tmp_path / "store.db"
     store_with_part(path)
-    with sqlite3.connect(path) as connection:
-        ((content,),) = connection.execute("SELECT content FROM parts")
-    connection.close()
-    part = bytearray(content)
+    part = bytearray(*contents(path, "SELECT content FROM parts"))
     part[part.index(b"PK\1\2") + field] ^= bits
     change(path, "UPDATE parts SET content = ?", bytes(part))
     with pytest.raises(SourceError, match="is damaged"):
