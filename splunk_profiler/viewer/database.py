@@ -12,7 +12,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from splunk_profiler.system.private_files import make_private, open_private
@@ -84,12 +84,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         return connection
 
 
-def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
-    """Open a store, which is made if it is not there; only its owner can read it then.
+def make_store(path: Path) -> None:
+    """Make a store if it is not there, and bring an older one up to date; only its owner can read it then.
 
-    Args:
-        path: of the file.
-        sync: transactions are on the disk when they have ended; else they survive the end of the process.
+    This process must not have it open: SQLite's locks are the process's, and go when any of its descriptors is closed.
 
     Raises:
         SourceError: it is something else, of a newer format, or cannot be written.
@@ -102,20 +100,33 @@ def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
             os.close(descriptor)
     except OSError as error:
         raise SourceError(f"{path} cannot be written: {error.strerror}") from None
+    with explained(path), closing(_connect(path)) as connection:
+        if _is_empty(connection):
+            connection.executescript(_SCHEMA)
+        if _check(connection, path) < FORMAT:
+            with transaction(connection):
+                stored_spans.upgrade(connection)
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
+    """Open a store that `make_store` has made.
+
+    Args:
+        path: of the file.
+        sync: transactions are on the disk when they have ended; else they survive the end of the process.
+
+    Raises:
+        SourceError: it cannot be written.
+    """
     with explained(path):
-        connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-        try:
-            if _is_empty(connection):
-                connection.executescript(_SCHEMA)
-            if _check(connection, path) < FORMAT:
-                with transaction(connection):
-                    stored_spans.upgrade(connection)
-                    connection.execute(f"PRAGMA user_version = {FORMAT}")
-            connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
-        except BaseException:
-            connection.close()
-            raise
+        connection = _connect(path)
+        connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
         return connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from splunk_profiler.viewer.database import (
     UNREADABLE,
     damaged,
     explained,
+    make_store,
     open_for_writing,
     read_facets,
     read_units,
@@ -71,8 +72,8 @@ class StoreWriter:
         self._lock = threading.Lock()
         self._lock_descriptor = _lock_file(Path(f"{os.path.realpath(path)}.lock"))
         try:
-            self._appending = open_for_writing(path, sync=sync)
-            self._keeping = open_for_writing(path, sync=sync)
+            make_store(path)
+            self._appending, self._keeping = (open_for_writing(path, sync=sync) for _ in range(2))
         except BaseException:
             os.close(self._lock_descriptor)
             raise

@@ -10,7 +10,7 @@ import pytest
 from sample_stores import NOON_NS, WALL, put, rows, writing
 from saved_samples import sample_line, span_line
 
-from splunk_profiler.viewer.database import explained, open_for_writing, transaction
+from splunk_profiler.viewer.database import explained, make_store, open_for_writing, transaction
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Selection
@@ -38,6 +38,7 @@ def add_request(connection: sqlite3.Connection, path: Path, size: int) -> None:
 
 def test_a_transaction_on_a_full_disk_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
+    make_store(path)
     with closing(open_for_writing(path)) as connection:
         ((pages,),) = connection.execute("PRAGMA page_count")
         connection.execute(f"PRAGMA max_page_count = {pages + 2}")
@@ -49,6 +50,7 @@ def test_a_transaction_on_a_full_disk_says_why_and_leaves_nothing(tmp_path: Path
 
 def test_a_transaction_whose_end_fails_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
+    make_store(path)
     with closing(open_for_writing(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")  # SQLite's choice where no memory can be shared
         connection.execute("PRAGMA busy_timeout = 0")
