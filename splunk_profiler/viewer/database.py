@@ -95,18 +95,22 @@ def make_store(path: Path) -> None:
     try:
         descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
         try:
-            make_private(descriptor)
+            with explained(path), closing(_connect(path)) as connection:
+                _make(connection, path)
+            make_private(descriptor)  # now that it is ours; before it is written, as its log gets the same permissions
         finally:
             os.close(descriptor)
     except OSError as error:
         raise SourceError(f"{path} cannot be written: {error.strerror}") from None
-    with explained(path), closing(_connect(path)) as connection:
-        if _is_empty(connection):
-            connection.executescript(_SCHEMA)
-        if _check(connection, path) < FORMAT:
-            with transaction(connection):
-                stored_spans.upgrade(connection)
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def _make(connection: sqlite3.Connection, path: Path) -> None:
+    if _is_empty(connection):
+        connection.executescript(_SCHEMA)
+    if _check(connection, path) < FORMAT:
+        with transaction(connection):
+            stored_spans.upgrade(connection)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from permissions import find_open_to_others, mode
 from sample_stores import put, rows, writing
 from saved_samples import sample_line
+
+from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.store_writer import StoreWriter
 
 COUNT_REQUESTS = """
 import sqlite3, sys
@@ -25,3 +31,30 @@ def test_a_store_can_be_opened_by_other_programs_while_it_is_written(tmp_path: P
             counted = subprocess.run([sys.executable, "-c", COUNT_REQUESTS, path], capture_output=True, check=True)
             assert int(counted.stdout) == count
     assert rows(path, "requests") == 3
+
+
+@pytest.mark.parametrize("statement", ["CREATE TABLE mine (id INTEGER)", ""])
+def test_a_file_of_something_else_keeps_its_permissions(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "app.db"
+    if not statement:
+        path.write_text("no database")
+    else:
+        with sqlite3.connect(path) as connection:
+            connection.execute(statement)
+        connection.close()
+    path.chmod(0o660)
+    before = path.read_bytes()
+    with pytest.raises(SourceError):
+        StoreWriter(path)
+    assert (mode(path), path.read_bytes()) == (0o660, before)
+
+
+def test_a_store_that_others_could_read_is_private_once_it_is_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    path = tmp_path / "store.db"
+    for _ in range(2):
+        with writing(path) as writer:
+            put(writer, sample_line())
+            assert find_open_to_others(tmp_path) == []
+        path.chmod(0o644)
+    assert rows(path, "requests") == 2
