@@ -7,6 +7,7 @@ Runs on the exporting thread; loads the OpenTelemetry SDK. Specification: Splunk
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 
 from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, SERVICE_NAME, OTELResourceDetector, Resource
@@ -26,18 +27,18 @@ def current_resource() -> Resource:
 @lru_cache(maxsize=1)
 def _detect_resource(pid: int) -> Resource:  # noqa: ARG001  # detectors may read it
     try:
-        return drop_instance_id(Resource.create())
+        return drop_instance_id(Resource.create(), OTELResourceDetector().detect().attributes)
     except RuntimeError:  # an ending interpreter cannot start the thread pool of the detectors
         return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
 
 
-def drop_instance_id(resource: Resource) -> Resource:
-    """Remove the id that newer SDKs invent: a later provider and its spans may have another one."""
-    environment_attributes = OTELResourceDetector().detect().attributes
+def drop_instance_id(resource: Resource, configured: Mapping[str, object]) -> Resource:
+    """Remove the id that newer SDKs invent: a later provider and its spans may have another one.
+
+    One of the `configured` attributes stays.
+    """
     others = {
-        key: value
-        for key, value in resource.attributes.items()
-        if key != SERVICE_INSTANCE_ID or key in environment_attributes
+        key: value for key, value in resource.attributes.items() if key != SERVICE_INSTANCE_ID or key in configured
     }
     return Resource(others, resource.schema_url)
 

@@ -33,9 +33,7 @@ _PROGRAM = Path(__file__).with_name("__main__.py")
 INHERITED_VARIABLES: Mapping[str, str] = {
     "SPLUNK_PROFILER_*": "our settings",
     "SPLUNK_SNAPSHOT_*": "our settings",
-    "OTEL_SERVICE_NAME": "the resource, which the SDK detects; all else of OTEL_* comes with the stream",
-    "OTEL_RESOURCE_ATTRIBUTES": "the same",
-    "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "the same",
+    "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "detectors of the resource; all else of OTEL_* comes with the stream",
     "DD_TAGS": "tags of profiles for a Datadog agent",
     "GRPC_*": "gRPC's own settings: DNS, roots, logging",
     "http_proxy": "the way to the endpoint, for gRPC and HTTP",
@@ -68,9 +66,9 @@ _PATHS = (
 )
 _UPPERCASE_TOO = "_proxy"
 # A credential provider, which is code of the user's, may need any variable of its cloud (AWS_*, GOOGLE_*). With one of
-# these the exporter inherits all but what changes the interpreter.
+# these the exporter inherits all but what changes the interpreter, and the resource of one host.
 _PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER" for kind in ("", "LOGS_"))
-_NEVER_INHERITED = ("PYTHON", "LD_PRELOAD", "LD_AUDIT")
+_NEVER_INHERITED = ("PYTHON", "LD_PRELOAD", "LD_AUDIT", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
 _RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
 

@@ -184,7 +184,8 @@ class StreamSession:
             resource = Resource(attributes, changed.schema_url)
         else:
             assert self._resolved is not None
-            resource = drop_instance_id(Resource.create({**self._resolved.resource_attributes, **attributes}))
+            configured = self._resolved.resource_attributes
+            resource = drop_instance_id(Resource.create({**configured, **attributes}), configured)
         return resource.merge(Resource({PROCESS_PID: self._pid}))
 
     def _knows_service(self) -> bool:

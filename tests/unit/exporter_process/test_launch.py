@@ -101,7 +101,6 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
     needed = {
         "SPLUNK_PROFILER_LOGS_ENDPOINT": "1",
         "SPLUNK_SNAPSHOT_PROFILER_ENABLED": "1",
-        "OTEL_RESOURCE_ATTRIBUTES": "1",
         "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "1",
         "DD_TAGS": "1",
         "HTTPS_PROXY": "1",
@@ -113,6 +112,7 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
     }
     other = {
         **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "DD_API_KEY", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP"), "1"),
+        **dict.fromkeys(("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"), "1"),  # of one host; an exporter has several
         **dict.fromkeys(("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"), "1"),
         **dict.fromkeys(("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_JAEGER_PASSWORD"), "1"),
         **dict.fromkeys(("SPLUNK_ACCESS_TOKEN", "path", "dd_tags", "LANGUAGE", "MY_PROXY_PASSWORD", "my_proxy"), "1"),
@@ -141,7 +141,8 @@ def test_directory_is_left_if_no_variable_has_a_relative_path(name: str, value: 
 def test_environment_for_a_credential_provider_is_the_hosts(kind: str) -> None:
     name = f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER"
     needed = {name: "cloud", "AWS_SECRET_ACCESS_KEY": "1", "GOOGLE_APPLICATION_CREDENTIALS": "1"}
-    other = dict.fromkeys(("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP"), "1")
+    interpreter = ("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP")
+    other = dict.fromkeys((*interpreter, "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"), "1")
     made = LAUNCHER.environment({**needed, **other}, "token")
     assert made.keys() - {VARIABLE, *ALLOCATION} == needed.keys()
     assert json.loads(made[VARIABLE])["leaves_directory"] is False

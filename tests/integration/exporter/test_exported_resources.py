@@ -1,0 +1,45 @@
+"""The resources of services that share an exporter process and have no `TracerProvider`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+from command_line import COMMAND
+from receiver_process import Receiver
+from target_process import TESTS, Target, profiling_settings
+
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import exporters_with_variable, wait_for_end
+
+from splunk_profiler.config.tree import TREE
+
+_SERVICE = (*COMMAND, "run", "--", sys.executable, str(TESTS / "targets" / "uninstrumented.py"))
+
+
+def _resource_of(receiver: Receiver, target: Target) -> dict[str, Any]:
+    """Return the attributes that describe the service, of a record of this process."""
+    resource = receiver.record(lambda record: record["resource"]["process.pid"] == target.pid)["resource"]
+    return {key: value for key, value in resource.items() if key.startswith("service.")}
+
+
+def test_services_of_one_tree_have_resources_of_their_own() -> None:
+    web = {"OTEL_SERVICE_NAME": "web", "OTEL_RESOURCE_ATTRIBUTES": "service.version=1.2,service.instance.id=web-1"}
+    worker = {"OTEL_RESOURCE_ATTRIBUTES": "service.name=worker"}
+    with Receiver() as receiver:
+        settings = profiling_settings(receiver.url, 10, **{TREE: os.urandom(16).hex()})
+        with Target(*_SERVICE, env={**settings, **web}) as first:
+            described = [_resource_of(receiver, first)]
+            with Target(*_SERVICE, env={**settings, **worker}) as second:
+                described.append(_resource_of(receiver, second))
+                (exporter,) = exporters_with_variable(f"={receiver.url}")
+                for target in (second, first):
+                    target.tell("stop")
+                    assert target.finish() == 0, target.output
+        wait_for_end(exporter)
+    assert described == [
+        {"service.name": "web", "service.version": "1.2", "service.instance.id": "web-1"},
+        {"service.name": "worker"},
+    ]
