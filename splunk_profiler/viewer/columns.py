@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from splunk_profiler.viewer.model import NO_SPAN, SPAN_ID, TRACE, Sample, SpanKe
 from splunk_profiler.viewer.stacks import Numbers
 
 TRACE_LENGTH, SPAN_LENGTH = 32, 16  # of ids in hex
+_ROWS_AT_ONCE = 500_000
 
 
 class SpanKeys(NamedTuple):
@@ -63,6 +64,11 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.time_ns)
+
+    @property
+    def end_ns(self) -> int:
+        """When the last sample ends, if all are as long as the longest; 0 if there are none."""
+        return int(self.time_ns[-1]) + max(1, self.longest_ns) if len(self) else 0
 
     def rows_between(self, since_ns: int | None, until_ns: int | None) -> slice:
         """Return the samples from `since_ns` until before `until_ns`."""
@@ -122,6 +128,20 @@ class ColumnsBuilder:
             spans = span_keys(list(self._spans))
             self._built = Columns(time_ns, stack, facets, span, weights, spans, self._longest_ns)
         return self._built
+
+
+def joined_pairs(pairs: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield pairs of arrays joined to fewer, larger ones: a small one costs as much as the sums it is added to."""
+    waiting: list[tuple[Numbers, Numbers]] = []
+    rows = 0
+    for pair in pairs:
+        waiting.append(pair)
+        rows += len(pair[0])
+        if rows >= _ROWS_AT_ONCE:
+            yield np.concatenate([one for one, _ in waiting]), np.concatenate([other for _, other in waiting])
+            waiting, rows = [], 0
+    if waiting:
+        yield np.concatenate([one for one, _ in waiting]), np.concatenate([other for _, other in waiting])
 
 
 def last_times(groups: Sequence[tuple[Numbers, Numbers]]) -> Numbers:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, last_times, without_ended
+from splunk_profiler.viewer.columns import Columns, ColumnsBuilder, joined_pairs, last_times, without_ended
 from splunk_profiler.viewer.labels import Labels
 from splunk_profiler.viewer.latest_answers import LatestAnswers
 from splunk_profiler.viewer.model import (
@@ -36,7 +36,6 @@ _MAX_SERIES = 8
 _MAX_VALUES = 100  # of a facet
 _MAX_LABELS = 20  # that are shown as facets
 _MAX_TRACES = 200  # of each part of a source, and of these, that are shown
-_ROWS_AT_ONCE = 500_000
 _KEPT_WEIGHTS = 4  # of the last selections and what they are compared with
 _OF_SPANS = frozenset({TRACE, SPAN_ID})
 IN_USE = "inuse_"  # begins values that say what is, not what was added: those of the last profile count
@@ -176,10 +175,16 @@ class Recording:
         return self._last_weights.get(self.columns(), (selection, len(self.stacks)), self._sum_stacks)
 
     def ends_ns(self, selection: Selection) -> tuple[int, int]:
-        """Return when a selection begins and ends; without times of its own it is of the whole period."""
+        """Return when a selection begins and ends; without times of its own it is of the whole period.
+
+        That ends with the last profile, whose samples are all at its start. Odd lengths make it twice as long at most.
+        """
         first_ns, last_ns = self.period_ns()
         since_ns = first_ns if selection.since_ns is None else selection.since_ns
-        return since_ns, last_ns if selection.until_ns is None else selection.until_ns
+        if selection.until_ns is not None:
+            return since_ns, selection.until_ns
+        ends_ns = [each.end_ns for each in self.columns() if selection.value in each.weights]
+        return since_ns, min(max([last_ns, *ends_ns]), 2 * last_ns - first_ns)
 
     def duration_ns(self, selection: Selection) -> int:
         """Return how long a selection is; 1 for what is in use, which does not grow with time."""
@@ -263,7 +268,7 @@ class Recording:
         chosen = (
             (columns.stack[rows], columns.weights[selection.value][rows]) for columns, rows in self._rows(selection)
         )
-        for stack, weights in _joined(chosen):
+        for stack, weights in joined_pairs(chosen):
             sums += np.bincount(stack, weights, count)
         return sums
 
@@ -384,17 +389,3 @@ def _heaviest(traces: Numbers, sums: Numbers) -> tuple[Numbers, Numbers]:
         return traces, sums
     places = np.argpartition(-sums, _MAX_TRACES)[:_MAX_TRACES]
     return traces[places], sums[places]
-
-
-def _joined(pairs: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yield pairs of arrays joined to fewer, larger ones: a small one costs as much as the sums it is added to."""
-    waiting: list[tuple[Numbers, Numbers]] = []
-    rows = 0
-    for pair in pairs:
-        waiting.append(pair)
-        rows += len(pair[0])
-        if rows >= _ROWS_AT_ONCE:
-            yield np.concatenate([one for one, _ in waiting]), np.concatenate([other for _, other in waiting])
-            waiting, rows = [], 0
-    if waiting:
-        yield np.concatenate([one for one, _ in waiting]), np.concatenate([other for _, other in waiting])

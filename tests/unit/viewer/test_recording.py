@@ -36,6 +36,20 @@ def test_what_is_in_use_is_not_scaled_by_time() -> None:
     assert found.duration_ns(Selection("inuse_space", 150, 250)) == 1
 
 
+def test_the_time_of_a_selection_ends_with_its_last_profile() -> None:
+    found = recording()
+    found.units["cpu"] = "nanoseconds"
+    for place in range(6):
+        found.add(Sample(1000 + 10 * place, 0, 0, {"cpu": 10}, duration_ns=10))
+    assert found.ends_ns(Selection("cpu")) == (1000, 1060)
+    assert [found.duration_ns(Selection("cpu", since_ns)) for since_ns in (None, 1030)] == [60, 30]
+    assert found.duration_ns(Selection("cpu", None, 1030)) == 30
+    found.add(Sample(1050, 0, 0, {"cpu": 10}, duration_ns=1 << 62))
+    assert found.duration_ns(Selection("cpu")) == 102  # no more than twice what is known
+    found.add(Sample(1300, 0, 0, {"wall": 10}))
+    assert found.duration_ns(Selection("wall")) == 301
+
+
 def test_a_selection_is_by_time_and_by_any_of_the_values_of_each_facet() -> None:
     found = recording((10, "1", "a", {"cpu": 1}), (20, "1", "b", {"cpu": 2}), (30, "1", "c", {"cpu": 4}))
     assert total(found, Selection("cpu")) == 7
