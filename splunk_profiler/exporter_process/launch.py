@@ -68,6 +68,11 @@ _UPPERCASE_TOO = "_proxy"
 # A credential provider, which is code of the user's, may need any variable of its cloud (AWS_*, GOOGLE_*). With one of
 # these the exporter inherits all but what changes the interpreter, and the resource of one host.
 _PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER" for kind in ("", "LOGS_"))
+# How the endpoint is reached and what is trusted. An exporter has each of these once, for all of its hosts.
+_CONNECTION_VARIABLES = (
+    *("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy", "no_grpc_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", *_PROVIDERS),
+)
 _NEVER_INHERITED = ("PYTHON", "LD_PRELOAD", "LD_AUDIT", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
 _RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
@@ -261,8 +266,17 @@ def _is_own_home(home: str) -> bool:
         return False
 
 
+def connection_variables(env: Mapping[str, str]) -> list[str]:
+    """Return, as ``NAME=value``, the variables that hosts of one exporter have in common."""
+    return sorted(f"{name}={value}" for name, value in env.items() if _known_name(name) in _CONNECTION_VARIABLES)
+
+
+def _known_name(name: str) -> str:
+    return name.lower() if name.lower().endswith(_UPPERCASE_TOO) else name
+
+
 def _is_inherited(name: str) -> bool:
-    known = name.lower() if name.lower().endswith(_UPPERCASE_TOO) else name
+    known = _known_name(name)
     return known in INHERITED_VARIABLES or any(
         pattern.endswith("*") and known.startswith(pattern[:-1]) for pattern in INHERITED_VARIABLES
     )

@@ -9,7 +9,9 @@ import os
 import sys
 from pathlib import Path
 
+from splunk_profiler.config import environment
 from splunk_profiler.config.tree import inherited_secret, propagate_secret
+from splunk_profiler.exporter_process.launch import connection_variables
 from splunk_profiler.exporter_process.transport import digest
 from splunk_profiler.version import __version__
 
@@ -19,12 +21,14 @@ def tree_token() -> str:
 
     Forked workers have the same one, also if their master never starts the profiler. Executed programs have it if they
     inherit it (`config.tree`). Another installation has its own exporter: it may have other code, or lack what exports.
+    So have processes with other proxies, certificates or providers of credentials.
     """
     secret = inherited_secret()
     if not secret:
         secret = _secret_of_execution()
         propagate_secret(secret)
-    return digest(secret, str(Path(__file__).parents[1]), __version__, str(sys.implementation.cache_tag))
+    installation = (str(Path(__file__).parents[1]), __version__, str(sys.implementation.cache_tag))
+    return digest(secret, *installation, *connection_variables(environment()))
 
 
 def _secret_of_execution() -> str:

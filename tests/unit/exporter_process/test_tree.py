@@ -57,6 +57,29 @@ def test_token_of_another_installation_is_another_one(monkeypatch: pytest.Monkey
     assert tree_token() != token
 
 
+@pytest.mark.parametrize(
+    ("name", "has_own"),
+    [
+        ("https_proxy", True),
+        ("HTTPS_PROXY", True),
+        ("SSL_CERT_FILE", True),
+        ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", True),
+        ("OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER", True),
+        ("GRPC_VERBOSITY", False),
+        ("OTEL_SERVICE_NAME", False),
+        ("TZ", False),
+    ],
+)
+def test_processes_with_other_ways_to_a_collector_have_other_tokens(
+    name: str, has_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TREE, "secret")
+    monkeypatch.setenv(name, "one")
+    token = tree_token()
+    monkeypatch.setenv(name, "other")
+    assert (tree_token() != token) is has_own
+
+
 def test_process_with_one_thread_hands_its_secret_on() -> None:
     token, inherited = _run("print(tree_token(), os.environ[TREE])")
     assert _run("print(tree_token())", **{TREE: inherited}) == [token]
