@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from splunk_profiler.viewer.otlp_files import PROFILE_SUFFIXES, REQUEST_SUFFIXES, SNAPSHOT, SourceError, find_files
 from splunk_profiler.viewer.profile_messages import decode
@@ -20,6 +21,12 @@ _PROFILE_NAME = re.compile(
     r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-(?P<run>[0-9a-f]{8})-\d+(?P<kind>(-[a-z]+)*)\.pprof"
 )
 _PROFILE_SUFFIX = re.compile(f"({'|'.join(map(re.escape, PROFILE_SUFFIXES))})$")
+
+
+class _FileState(NamedTuple):
+    inode: int
+    size: int
+    modified_ns: int
 
 
 class LiveFiles(Source):
@@ -44,35 +51,41 @@ class LiveFiles(Source):
         self.recording = Recording()
         self._reader = RecordReader(self.recording)
         self._read_up_to: dict[Path, tuple[int, int]] = {}  # inode and offset
-        self._read_profiles: set[Path] = set()  # which are never added to; a service removes the oldest
+        self._profiles: dict[Path, _FileState] = {}  # when they were read; a service removes the oldest
+        self._unread_profiles: set[Path] = set()
 
     def refresh(self) -> None:
-        """Read what has been added since; all from the start if a file was replaced or cut.
+        """Read what has been added since; all from the start if a file that was read was replaced or cut.
 
         Raises:
             SourceError: a file cannot be read.
         """
         path = self.path
         try:
-            for path in self._known_files():
-                self._read(path)
-            self.unread = self._reader.unread
+            for path, state in self._known_files().items():
+                self._read(path, state)
+            self.unread = self._reader.unread + len(self._unread_profiles)
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 
-    def _known_files(self) -> list[Path]:
-        files = find_files(self.path, _SUFFIXES)
-        for file, (inode, offset) in self._read_up_to.items():
-            status = file.stat() if file.exists() else None
-            if status is None or status.st_ino != inode or status.st_size < offset:
-                self._start()
-                self.version += 1
-                break
-        return files
+    def _known_files(self) -> dict[Path, _FileState | None]:
+        """Return the files as they are; forget all that was read if one of them is another now."""
+        states = {file: _state(file) for file in find_files(self.path, _SUFFIXES)}
+        if any(self._is_replaced(file, states.get(file)) for file in (*self._read_up_to, *self._profiles)):
+            self._start()
+            self.version += 1
+        return states
 
-    def _read(self, path: Path) -> None:
+    def _is_replaced(self, file: Path, state: _FileState | None) -> bool:
+        if file in self._profiles:  # those that could not be read were perhaps being written
+            return file not in self._unread_profiles and state not in {None, self._profiles[file]}
+        inode, offset = self._read_up_to[file]
+        return state is None or state.inode != inode or state.size < offset
+
+    def _read(self, path: Path, state: _FileState | None) -> None:
         if path.name.endswith(PROFILE_SUFFIXES):
-            self._read_profile(path)
+            if state not in {None, self._profiles.get(path)}:
+                self._read_profile(path, state)
             return
         with path.open("rb") as file:
             inode, offset = self._read_up_to.get(path, (os.fstat(file.fileno()).st_ino, 0))
@@ -84,10 +97,8 @@ class LiveFiles(Source):
                     self._reader.add_request(line)
                     self.version += 1
 
-    def _read_profile(self, path: Path) -> None:
-        if path in self._read_profiles:
-            return
-        self._read_profiles.add(path)
+    def _read_profile(self, path: Path, state: _FileState) -> None:
+        self._profiles[path] = state
         self.version += 1
         found = _PROFILE_NAME.fullmatch(path.name)
         if found is not None and found["kind"].endswith(f"-{SNAPSHOT}"):
@@ -99,8 +110,17 @@ class LiveFiles(Source):
             return
         try:
             self._reader.add_message(make_sender(names[0], "", "", *names[1:]), decode(content))
+            self._unread_profiles.discard(path)
         except ValueError:
-            self._reader.unread += 1
+            self._unread_profiles.add(path)
+
+
+def _state(path: Path) -> _FileState | None:
+    """Return the state of a file; None if there is none."""
+    with suppress(FileNotFoundError):
+        status = path.stat()
+        return _FileState(status.st_ino, status.st_size, status.st_mtime_ns)
+    return None
 
 
 def _begins_as_json(path: Path) -> bool:

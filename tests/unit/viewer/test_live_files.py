@@ -159,6 +159,34 @@ def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_pa
     assert files.version == version
 
 
+def test_a_profile_that_was_half_there_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    whole = encode_whole(small_profile()).gzipped
+    (tmp_path / "logs.jsonl").write_text(sample_line(), "utf-8")
+    files = LiveFiles(tmp_path)
+    seen = []
+    for length in (0, len(whole) // 3, len(whole) // 2, len(whole)):
+        (tmp_path / "heap.pb.gz").write_bytes(whole[:length])
+        files.refresh()
+        version = files.version
+        files.refresh()
+        assert files.version == version
+        seen.append((files.unread, files.recording.count()))
+    assert seen == [(0, 1), (1, 1), (1, 1), (0, 1 + len(small_profile().aggregates))]
+
+
+def test_a_profile_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.pprof"
+    path.write_bytes(encode_whole(small_profile()).gzipped)
+    files = LiveFiles(path)
+    files.refresh()
+    version = files.version
+    shorter = replace(small_profile(), aggregates=small_profile().aggregates[:1])
+    path.write_bytes(encode_whole(shorter).gzipped)
+    files.refresh()
+    assert (files.recording.count(), files.unread) == (1, 0)
+    assert files.version > version
+
+
 def test_allocations_as_text_are_shown_by_the_bytes_they_stand_for(tmp_path: Path) -> None:
     (tmp_path / "logs.jsonl").write_text(allocation_line(700) + sample_line() + allocation_line(4096), "utf-8")
     files = LiveFiles(tmp_path)
