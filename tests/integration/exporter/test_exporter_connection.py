@@ -211,12 +211,12 @@ def test_exporter_says_in_ps_what_it_is_and_for_whom(connection: ExporterConnect
 
 
 def test_exporter_gets_the_variables_it_needs_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "ü")
-    others = {"DATABASE_PASSWORD", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_JAEGER_PASSWORD"}
+    monkeypatch.setenv("DD_TAGS", "ü")
+    others = {"DATABASE_PASSWORD", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_SERVICE_NAME"}
     for name in others:
         monkeypatch.setenv(name, "secret")
     with connected() as connection:
-        assert ask(connection, b"env OTEL_SERVICE_NAME").decode() == "ü"
+        assert ask(connection, b"env DD_TAGS").decode() == "ü"
         names = {
             line.partition("=")[0] for line in read_proc_file(f"/proc/{exporter_pid(connection)}/environ").split("\0")
         }
