@@ -295,4 +295,5 @@ def _application_name() -> str:
     first = (getattr(sys, "argv", None) or [""])[0]
     path = Path(first)
     name = path.parent.name if path.name == "__main__.py" else path.name
-    return printable(name or "python")[:_MAX_NAME]
+    encoding = sys.getfilesystemencoding()  # which may lack characters of a title that the application has set
+    return printable(name or "python")[:_MAX_NAME].encode(encoding, "backslashreplace").decode(encoding)

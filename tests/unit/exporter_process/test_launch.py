@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -172,6 +173,18 @@ def test_environment_carries_the_path_of_the_host(monkeypatch: pytest.MonkeyPatc
 def test_title_names_the_host(argv: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", argv)
     assert LAUNCHER.arguments({})[-1] == f"splunk-profiler exporter for PID {os.getpid()} ({name})"
+
+
+def test_title_is_escaped_where_the_locale_lacks_its_characters() -> None:
+    code = r"""
+import os, sys
+from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
+sys.argv = ["/srv/l\xe4den"]
+print(os.fsencode(Launcher(find_interpreter()).arguments({})[-1]).decode("ascii"))
+"""
+    env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60, env=env)
+    assert done.stdout.endswith(rb" (l\xe4den)" + b"\n")
 
 
 @pytest.mark.parametrize("is_written", [True, False])
