@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from splunk_profiler.system.guard import raise_if_interrupt
 from splunk_profiler.system.threads import threads_are_greenlets
 
 _EXPORTERS = ("span_exporter", "_span_exporter", "exporter", "_exporter")
@@ -103,5 +104,6 @@ def iter_processors(processor: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
 def _is_processor(value: Any) -> bool:
     try:
         return callable(getattr(value, "on_end", None)) and callable(getattr(value, "on_start", None))
-    except Exception:  # of the application's objects: a proxy of a request raises where there is none
+    except Exception as error:  # of the application's objects: a proxy of a request raises where there is none
+        raise_if_interrupt(error)
         return False

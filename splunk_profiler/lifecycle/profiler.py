@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
-from splunk_profiler.system.guard import logger
+from splunk_profiler.system.guard import logger, raise_if_interrupt
 
 if TYPE_CHECKING:
     from splunk_profiler.config import Resolved
@@ -143,6 +143,7 @@ class Profiler:
             else:
                 publishing.start()
         except Exception as error:  # sampling does not depend on it
+            raise_if_interrupt(error)
             self._publishing = None
             logger.warning("nothing is published to host profilers: %s", error, exc_info=True)
 

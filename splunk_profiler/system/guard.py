@@ -1,18 +1,48 @@
 """The guard of every loop and hook of ours: catch, count, log once per type, go on.
 
-No exception of ours may reach the application. Owns the logger, which makes the arguments of its lines printable.
+No exception of ours may reach the application, and no exception of the application may be lost: its signal handlers
+raise in the middle of our code too. Owns the logger, which makes the arguments of its lines printable.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
 from collections import Counter
+from functools import partial
+from traceback import walk_tb
+from types import CodeType
 from typing import Any
 
 from splunk_profiler.system.printable import printable
 
 logger = logging.getLogger("splunk_profiler")
 _MAX_LOGGED_ONCE = 64
+
+
+def raise_if_interrupt(error: BaseException) -> None:
+    """Raise `error` again if it is not ours: it is to end a thread or the process, or a signal handler has raised it.
+
+    Time limits of jobs (Celery, RQ) are such an `Exception` of a handler. One that another thread sends
+    (`PyThreadState_SetAsyncExc`) leaves no trace of where it comes from, and counts as ours.
+    """
+    if not isinstance(error, Exception) or _is_of_signal_handler(error):
+        raise error
+
+
+def _is_of_signal_handler(error: BaseException) -> bool:
+    # Not the first frame, which has caught it: our code in a handler may fail, too.
+    codes = {frame.f_code for frame, _ in list(walk_tb(error.__traceback__))[1:]}
+    return any(_code_of(signal.getsignal(number)) in codes for number in signal.valid_signals())
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a function, method, partial or object with `__call__`; None for any other handler."""
+    function = handler.func if isinstance(handler, partial) else handler
+    if not callable(function):  # `SIG_DFL`
+        return None
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def make_printable(record: logging.LogRecord) -> bool:
@@ -28,7 +58,8 @@ def make_printable(record: logging.LogRecord) -> bool:
 def _printable(argument: object) -> object:
     try:
         text = str(argument)
-    except Exception:  # of the application's object: logging handles it when it formats the line
+    except Exception as error:  # of the application's object: logging handles it when it formats the line
+        raise_if_interrupt(error)
         return argument
     return argument if text.isprintable() else printable(text)
 
@@ -41,7 +72,8 @@ def make_record(*fields: Any, **more: Any) -> logging.LogRecord:
     """Make the record of a line; a plain one if the application's factory raises: it is no error of who logs."""
     try:
         return _make_record(*fields, **more)
-    except Exception:
+    except Exception as error:
+        raise_if_interrupt(error)
         return logging.LogRecord(*fields[:8])  # up to the name of the function
 
 
@@ -96,14 +128,17 @@ class Guard:
         """Do nothing."""
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
-        """Note an `Exception`; let those that end a thread or the process pass."""
-        if not isinstance(error, Exception):
-            return False
-        self.note(error)
-        return True
+        """Note an error of ours; let others pass."""
+        if error is not None:
+            self.note(error)
+        return error is not None
 
-    def note(self, error: Exception) -> None:
-        """Count and log an exception that the caller has caught, because a block would cost too much there."""
+    def note(self, error: BaseException) -> None:
+        """Count and log an error that the caller has caught, because a block would cost too much there.
+
+        Raise it again if it is not ours (`raise_if_interrupt`).
+        """
+        raise_if_interrupt(error)
         kind = type(error).__name__
         self.failures[kind] += 1
         if self.failures[kind] == 1:

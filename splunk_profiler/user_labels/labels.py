@@ -3,8 +3,8 @@
 `user_labels/sample_labels` has the form that samples carry. The labels in force are in a
 `contextvars` variable, which tasks, copied contexts and executors that copy them inherit. While
 publishing is on, a second variable holds their published form, which the C extension reads at every
-switch. Runs on the application's threads. Imports nothing of ours until the first warning; must not
-import OpenTelemetry.
+switch. Runs on the application's threads. Imports nothing of ours until the first warning or error;
+must not import OpenTelemetry.
 
 Specification: Custom Label ABI v1; the limits are those of its readers (docs/host-profilers/abi.md).
 """
@@ -193,5 +193,8 @@ def _truncate(text: str, max_bytes: int, what: str, warn: Warn) -> bytes:
 def _to_text(value: object) -> str:
     try:
         return str.__str__(str(value))  # a subclass could override what is read of it
-    except Exception:  # in the application's class: a label must not raise
+    except Exception as error:  # in the application's class: a label must not raise
+        from splunk_profiler.system.guard import raise_if_interrupt  # noqa: PLC0415  # loads `logging`
+
+        raise_if_interrupt(error)
         return f"<{type(value).__name__}>"

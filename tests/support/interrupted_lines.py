@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -11,6 +12,10 @@ from typing import Any
 
 class TimeIsUpError(BaseException):
     """An exception that a signal handler of the application raises."""
+
+
+class SoftTimeLimitError(Exception):
+    """An exception that a signal handler raises, which is an `Exception` as those of Celery and RQ are."""
 
 
 def is_interrupted(work: Callable[[], object], module: ModuleType, line: int) -> bool:
@@ -23,6 +28,23 @@ def is_interrupted(work: Callable[[], object], module: ModuleType, line: int) ->
         return call_at_line(work, module, line, interrupt)
     except TimeIsUpError:
         return True
+
+
+def is_interrupted_by_signal(work: Callable[[], object], module: ModuleType, line: int) -> bool:
+    """Return the same where the handler of a real signal raises an `Exception`, which must come out of `work`."""
+
+    def raise_error(*_: object) -> None:
+        raise SoftTimeLimitError
+
+    before = signal.signal(signal.SIGALRM, raise_error)
+    try:
+        was_called = call_at_line(work, module, line, lambda: signal.raise_signal(signal.SIGALRM))
+    except SoftTimeLimitError:
+        return True
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not was_called, f"an exception at line {line} is lost"
+    return False
 
 
 def call_at_line(work: Callable[[], object], module: ModuleType, line: int, action: Callable[[], object]) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from itertools import count
 from typing import Any
 
 import pytest
 from deferral_bench import ID, DeferralBench
+from interrupted_lines import is_interrupted_by_signal
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 
-from splunk_profiler.host_profilers import wrapped_exporters
+from splunk_profiler.host_profilers import span_deferral, wrapped_exporters
 from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
 
 
@@ -81,6 +83,18 @@ def test_one_exporter_that_gets_views_takes_nothing_from_another() -> None:
     bench.forwarder.forward(bench.now_ns)
     ids = [(one.attributes or {}).get(STACK_TRACE_IDS) for one in bench.exporter.get_finished_spans()]
     assert sorted(ids, key=str) == [(ID,), None]
+
+
+def test_exception_of_a_signal_handler_reaches_who_ends_a_span() -> None:
+    bench = DeferralBench()
+    bench.add(SimpleSpanProcessor(bench.exporter))
+    bench.activate()
+    lines = next(
+        line
+        for line in count(1)
+        if not is_interrupted_by_signal(lambda: bench.tracer.start_span("root").end(), span_deferral, line)
+    )
+    assert lines > 10
 
 
 class RequestProxy:

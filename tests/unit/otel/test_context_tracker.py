@@ -10,14 +10,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
-from types import SimpleNamespace
+from itertools import count
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import opentelemetry.context as otel_context
 import pytest
+from interrupted_lines import is_interrupted_by_signal
 
-from splunk_profiler.otel import spans
+from splunk_profiler.otel import context_tracker, spans
 from splunk_profiler.otel.context_tracker import ContextTracker
+from splunk_profiler.system import context_values
 
 HERE = threading.get_ident()
 
@@ -143,6 +146,17 @@ def test_an_error_of_the_tracker_does_not_reach_the_application(
     assert otel_context.get_value("name") is None
     (logged,) = caplog.messages
     assert "an error in recording a context was caught" in logged
+
+
+@pytest.mark.usefixtures("tracker")
+@pytest.mark.parametrize("module", [context_tracker, context_values])
+def test_exception_of_a_signal_handler_reaches_the_application(module: ModuleType) -> None:
+    def work() -> None:
+        runtime = spans.runtime_context()  # OpenTelemetry's own `detach` swallows every exception
+        runtime.detach(runtime.attach(_context("attached")))
+
+    lines = next(line for line in count(1) if not is_interrupted_by_signal(work, module, line))
+    assert lines > 10
 
 
 def test_a_worker_that_ran_in_a_copied_context_does_not_keep_it(tracker: ContextTracker) -> None:

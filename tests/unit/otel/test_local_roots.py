@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
+from interrupted_lines import is_interrupted_by_signal
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from splunk_profiler.model import SpanRef
+from splunk_profiler.otel import local_roots
 from splunk_profiler.otel.local_roots import LocalRootTracker
 
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
@@ -185,6 +188,14 @@ def test_spans_that_have_ended_are_not_kept(spans: Spans) -> None:
     assert spans.roots.current_name(id_of(root)) == ("GET", True)
     del child, root
     assert ended() is None
+
+
+def test_exception_of_a_signal_handler_reaches_who_starts_a_span(spans: Spans) -> None:
+    root = spans.start("GET")
+    lines = next(
+        line for line in count(1) if not is_interrupted_by_signal(lambda: spans.start("query", root), local_roots, line)
+    )
+    assert lines > 5
 
 
 class Counting(LocalRootTracker):

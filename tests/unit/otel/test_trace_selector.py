@@ -6,12 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import count
 
 import pytest
-from interrupted_lines import is_interrupted
+from interrupted_lines import is_interrupted, is_interrupted_by_signal
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -234,11 +234,14 @@ def test_entries_of_many_threads_leave_nothing_behind(all_of_them: Bench) -> Non
     assert all_of_them.trace_selector.refused_count == 0
 
 
-def test_wherever_a_signal_handler_raises_nothing_is_profiled_for_ever(all_of_them: Bench) -> None:
+@pytest.mark.parametrize("interrupt", [is_interrupted, is_interrupted_by_signal])
+def test_wherever_a_signal_handler_raises_nothing_is_profiled_for_ever(
+    all_of_them: Bench, interrupt: Callable[..., bool]
+) -> None:
     for line in count(1):
-        at_start = is_interrupted(all_of_them.start, trace_selector, line)
+        at_start = interrupt(all_of_them.start, trace_selector, line)
         other = all_of_them.start()
-        at_end = is_interrupted(other.end, trace_selector, line)
+        at_end = interrupt(other.end, trace_selector, line)
         all_of_them.now_ns += MAX_ENTRY_NS + 1
         all_of_them.trace_selector.expire_entries()
         assert all_of_them.traces == set(), line

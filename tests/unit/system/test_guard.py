@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,3 +34,75 @@ def test_guarded_error_is_logged_where_the_record_factory_fails(caplog: pytest.L
     assert (record.name, record.levelname, record.funcName) == ("splunk_profiler", "WARNING", "note")
     assert record.getMessage().startswith("an error in a test was caught")
     assert "ValueError: a" in caplog.text
+
+
+class SoftTimeLimitError(Exception):
+    """An exception that a signal handler raises, as Celery's does."""
+
+
+class _Raiser:
+    """Handlers of all kinds."""
+
+    def __call__(self, *_: object) -> None:
+        self.method()
+
+    def method(self, *_: object) -> None:
+        raise SoftTimeLimitError
+
+
+def _function(*_: object) -> None:
+    raise SoftTimeLimitError
+
+
+def _two_arguments(_job: str, *_: object) -> None:
+    raise SoftTimeLimitError
+
+
+@pytest.fixture
+def set_handler() -> Iterator[Callable[[Any], None]]:
+    """Return a function that sets the handler of SIGALRM."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield lambda handler: signal.signal(signal.SIGALRM, handler) and None
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        _function,
+        _Raiser().method,
+        _Raiser(),
+        partial(_two_arguments, "job"),
+        partial(_Raiser()),
+        lambda *_: _function(),
+    ],
+)
+def test_exception_of_a_signal_handler_is_not_swallowed(handler: Any, set_handler: Callable[[Any], None]) -> None:
+    set_handler(handler)
+    guard = Guard("a test")
+    with pytest.raises(SoftTimeLimitError), guard.catching():
+        signal.raise_signal(signal.SIGALRM)
+    assert not guard.failures
+
+
+def test_error_of_our_code_within_a_signal_handler_is_swallowed(set_handler: Callable[[Any], None]) -> None:
+    guard = Guard("a test")
+
+    def handle(*_: object) -> None:
+        with guard.catching():
+            raise SoftTimeLimitError
+
+    set_handler(handle)
+    with guard.catching():
+        signal.raise_signal(signal.SIGALRM)
+    assert guard.failures == {"SoftTimeLimitError": 1}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_ends_a_thread_or_the_process_passes(error: type[BaseException]) -> None:
+    guard = Guard("a test")
+    with pytest.raises(error), guard.catching():
+        raise error
+    with pytest.raises(error):
+        guard.note(error())
+    assert not guard.failures
