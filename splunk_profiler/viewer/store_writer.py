@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import json
 import os
-import sqlite3
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
@@ -38,8 +37,9 @@ from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
+from splunk_profiler.viewer.retention import delete_beyond, delete_old, used_bytes
 from splunk_profiler.viewer.stacks import Numbers
-from splunk_profiler.viewer.stored_spans import add_spans, delete_spans, measure_spans, read_span_names
+from splunk_profiler.viewer.stored_spans import add_spans, read_span_names
 
 _HOLD_NS = MINUTE_NS  # requests wait for so long, for the spans of their samples
 _MAX_WAITING_BYTES = 32 << 20
@@ -47,7 +47,6 @@ _MAX_BATCH_BYTES = 64 << 20
 _MAX_PARTS = 30  # of an hour, before they are joined
 AHEAD_NS = DAY_NS  # clocks differ
 _LATE_NS = 10 * MINUTE_NS  # after its end an hour is taken for complete
-_SPANS_AT_ONCE = 20_000  # are deleted: requests wait meanwhile
 _NEVER_NS = (1 << 63) - 1
 
 
@@ -82,7 +81,7 @@ class StoreWriter:
     def size(self) -> int:
         """Bytes in use."""
         with self._lock, explained(self.path):
-            return _used_bytes(self._appending)
+            return used_bytes(self._appending)
 
     def append(self, request: Any, *, is_traces: bool, received_ns: int) -> None:
         """Add a request in OTLP/JSON.
@@ -129,8 +128,9 @@ class StoreWriter:
                     pass
                 self._join(now_ns)
                 self._sum_by_minute(now_ns)
-                self._delete_old(now_ns)
-                self._delete_beyond_limit()
+                # Before that are sums, which have no spans.
+                delete_old(self._keeping, now_ns - self._limits.all_ns, now_ns - self._limits.samples_ns - DAY_NS)
+                delete_beyond(self._keeping, self._limits.max_bytes)
         except UNREADABLE as error:
             raise damaged(self.path, error) from None
         if dropped:
@@ -315,65 +315,6 @@ class StoreWriter:
             found[place] = read_facets(content)
         return found
 
-    def _delete_old(self, now_ns: int) -> None:
-        deleted = self._keeping.execute("DELETE FROM parts WHERE until_ns < ?", (now_ns - self._limits.all_ns,))
-        self._delete_spans(now_ns - self._limits.samples_ns - DAY_NS)  # before that are sums, which have no spans
-        if deleted.rowcount:
-            self._clean()
-
-    def _delete_beyond_limit(self) -> None:
-        """Delete the oldest until there are a tenth fewer bytes than allowed, if there are too many.
-
-        Spans go alone while they take most of the room; else samples go, and the spans before those that are left. What
-        samples refer to may be most of the bytes, and to clean that up reads all other parts: it is a tenth at a time.
-        """
-        wanted = self._limits.max_bytes
-        while (used := _used_bytes(self._keeping)) > wanted:
-            wanted = self._limits.max_bytes * 9 // 10
-            oldest = self._keeping.execute("SELECT id FROM parts ORDER BY until_ns").fetchall()
-            spans, span_bytes = measure_spans(self._keeping)
-            if oldest and 2 * span_bytes <= used:
-                with transaction(self._keeping):
-                    self._keeping.executemany("DELETE FROM parts WHERE id = ?", oldest[: -(-len(oldest) // 10)])
-                ((since_ns,),) = self._keeping.execute("SELECT min(since_ns) FROM parts")
-                self._delete_spans(since_ns or 0)
-                self._clean()
-            elif spans:
-                self._delete_spans(_NEVER_NS, -(-spans // 10))
-                self._give_back()
-            else:
-                return
-
-    def _delete_spans(self, before_ns: int, most: int = _NEVER_NS) -> None:
-        """Delete the oldest spans, at most so many that ended before that time."""
-        for first in range(0, most, _SPANS_AT_ONCE):
-            with transaction(self._keeping):
-                if not delete_spans(self._keeping, before_ns, min(_SPANS_AT_ONCE, most - first)):
-                    return
-
-    def _clean(self) -> None:
-        """Delete what no part refers to any more."""
-        used: dict[str, set[int]] = {"stacks": set(), "facets": set()}
-        for names, content in self._keeping.execute("SELECT names, content FROM parts"):
-            columns = unpack(content, json.loads(names))
-            used["stacks"].update(np.unique(columns.stack).tolist())
-            used["facets"].update(np.unique(columns.facets).tolist())
-        functions: set[int] = set()
-        for place, frames in self._keeping.execute("SELECT id, frames FROM stacks"):
-            if place in used["stacks"]:
-                functions.update(np.frombuffer(frames, np.int32)[::2].tolist())
-        with transaction(self._keeping):
-            for table, places in (*used.items(), ("functions", functions)):
-                known = [place for (place,) in self._keeping.execute(f"SELECT id FROM {table}")]
-                unused = [(place,) for place in known if place not in places]
-                self._keeping.executemany(f"DELETE FROM {table} WHERE id = ?", unused)
-        self._give_back()
-
-    def _give_back(self) -> None:
-        """Make the file as small as what is in it."""
-        self._keeping.executescript("PRAGMA incremental_vacuum")  # `execute` takes but one step, which is a page
-        self._keeping.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
 
 def _lock_file(path: Path) -> int:
     """Return the descriptor of a file that this process alone holds."""
@@ -387,13 +328,6 @@ def _lock_file(path: Path) -> int:
         os.close(descriptor)
         raise SourceError(f"{path.with_suffix('')} is being written by another process; name another file") from None
     return descriptor
-
-
-def _used_bytes(connection: sqlite3.Connection) -> int:
-    ((pages,), (free,), (size,)) = (
-        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count", "page_size")
-    )
-    return int((pages - free) * size)
 
 
 def _json(value: Any) -> str:
