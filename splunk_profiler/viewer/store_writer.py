@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -48,6 +48,7 @@ _MAX_PARTS = 30  # of an hour, before they are joined
 AHEAD_NS = DAY_NS  # clocks differ
 _LATE_NS = 10 * MINUTE_NS  # after its end an hour is taken for complete
 _NEVER_NS = (1 << 63) - 1
+_Part = tuple[int, int, bool, str, int, bytes]
 
 
 class Limits(NamedTuple):
@@ -207,7 +208,9 @@ class StoreWriter:
             for first, last in pairwise([0, *edges.tolist(), count]):
                 some = rows_of(columns, slice(first, last))
                 weights = {names[name]: each for name, each in some.weights.items()}
-                self._insert(replace(some, stack=stacks[some.stack], facets=facets[some.facets], weights=weights))
+                if len(some):
+                    placed = replace(some, stack=stacks[some.stack], facets=facets[some.facets], weights=weights)
+                    self._insert([_part(placed)])
         self._keeping.executemany(
             "INSERT OR REPLACE INTO units VALUES (?, ?)",
             [(_json(names[name]), _json(unit)) for name, unit in recording.units.items() if name in recording.values],
@@ -238,21 +241,17 @@ class StoreWriter:
             return int(added.lastrowid or 0)
         return int(found[0])
 
-    def _insert(self, columns: Columns, *, is_summed: bool = False) -> None:
-        if len(columns):
-            since_ns, until_ns = int(columns.time_ns[0]), int(columns.time_ns[-1]) + 1
-            self._keeping.execute(
-                "INSERT INTO parts (since_ns, until_ns, is_summed, names, rows, content) VALUES (?, ?, ?, ?, ?, ?)",
-                (since_ns, until_ns, is_summed, _json(list(columns.weights)), len(columns), pack(columns)),
-            )
+    def _insert(self, parts: Iterable[_Part]) -> None:
+        self._keeping.executemany(
+            "INSERT INTO parts (since_ns, until_ns, is_summed, names, rows, content) VALUES (?, ?, ?, ?, ?, ?)", parts
+        )
 
     def _join(self, now_ns: int) -> None:
         """Make one part of those of an hour that is over, or if there are many of them."""
         for period, places in self._groups("NOT is_summed", HOUR_NS):
             is_over = (period + 1) * HOUR_NS + _LATE_NS < now_ns
             if len(places) > (1 if is_over else _MAX_PARTS):
-                with transaction(self._keeping):
-                    self._insert(self._named(joined(self._take(places))))
+                self._replace(places, [self._read(places)])
 
     def _sum_by_minute(self, now_ns: int) -> None:
         """Make sums by minute of the samples of a day when all of them are old enough."""
@@ -264,10 +263,15 @@ class StoreWriter:
                 f"SELECT count(*) FROM parts WHERE id IN ({marks}) AND NOT is_summed", places
             )
             if unsummed:
-                with transaction(self._keeping):
-                    columns = self._named(joined(self._take(places)))
-                    for summed in by_minute(columns, self._processes(columns)):
-                        self._insert(summed, is_summed=True)
+                columns = self._read(places)
+                self._replace(places, by_minute(columns, self._processes(columns)), is_summed=True)
+
+    def _replace(self, places: Sequence[int], columns: Sequence[Columns], *, is_summed: bool = False) -> None:
+        """Put others in the place of parts; requests wait for the transaction alone, not for what takes long."""
+        parts = [_part(each, is_summed=is_summed) for each in columns]
+        with transaction(self._keeping):
+            self._keeping.executemany("DELETE FROM parts WHERE id = ?", [(place,) for place in places])
+            self._insert(parts)
 
     def _groups(self, condition: str, period_ns: int) -> list[tuple[int, list[int]]]:
         """Return the parts that have the same values and begin in the same period."""
@@ -277,26 +281,28 @@ class StoreWriter:
             groups.setdefault((period, names), []).append(place)
         return [(period, places) for (period, _), places in groups.items()]
 
-    def _take(self, places: Sequence[int]) -> list[Columns]:
-        """Read parts and delete them."""
+    def _read(self, places: Sequence[int]) -> Columns:
+        """Return the samples of parts, with the names of spans that ended after these had become parts."""
         parts = []
         for place in places:
             ((names, content),) = self._keeping.execute("SELECT names, content FROM parts WHERE id = ?", (place,))
             parts.append(unpack(content, json.loads(names)))
-            self._keeping.execute("DELETE FROM parts WHERE id = ?", (place,))
-        return parts
+        return self._named(joined(parts))
 
     def _named(self, columns: Columns) -> Columns:
-        """Put in the names of spans that ended after their samples had become a part."""
         known = self._known_facets(columns)
         unnamed = [place for place, facets in known.items() if facets.span == UNKNOWN_SPAN]
         rows = np.flatnonzero(np.isin(columns.facets, unnamed))
-        keys = {place: columns.spans.key(place) for place in np.unique(columns.span[rows]).tolist()}
-        names = read_span_names(self._keeping, keys.values())
+        count = len(columns.spans.ids)
+        numbered = columns.facets[rows].astype(np.int64) * count + columns.span[rows]
+        pairs, which = np.unique(numbered, return_inverse=True)
+        given = [(known[pair // count], columns.spans.key(pair % count)) for pair in pairs.tolist()]
+        names = read_span_names(self._keeping, {key for _, key in given})
+        named = [facets.named(names[key]) if key in names else facets for facets, key in given]
+        with transaction(self._keeping):
+            places = {each: self._place("facets", list(each)) for each in set(named)}
         facets = columns.facets.astype(np.int32)
-        for row in rows.tolist():
-            if (name := names.get(keys[int(columns.span[row])])) is not None:
-                facets[row] = self._place("facets", list(known[int(facets[row])].named(name)))
+        facets[rows] = np.array([places[each] for each in named], np.int32)[which]
         return replace(columns, facets=facets)
 
     def _processes(self, columns: Columns) -> Numbers:
@@ -328,6 +334,12 @@ def _lock_file(path: Path) -> int:
         os.close(descriptor)
         raise SourceError(f"{path.with_suffix('')} is being written by another process; name another file") from None
     return descriptor
+
+
+def _part(columns: Columns, *, is_summed: bool = False) -> _Part:
+    """Return the row of a part."""
+    since_ns, until_ns = int(columns.time_ns[0]), int(columns.time_ns[-1]) + 1
+    return since_ns, until_ns, is_summed, _json(list(columns.weights)), len(columns), pack(columns)
 
 
 def _json(value: Any) -> str:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from permissions import find_open_to_others, mode
-from sample_stores import put, rows, writing
-from saved_samples import sample_line
+from sample_stores import NOON_NS, put, rows, writing
+from saved_samples import sample_line, span_line
 
+from splunk_profiler.viewer import store_writer
+from splunk_profiler.viewer.live_store import LiveStore
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, Selection
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.store_writer import StoreWriter
 
@@ -58,3 +64,35 @@ def test_a_store_that_others_could_read_is_private_once_it_is_written(tmp_path: 
             assert find_open_to_others(tmp_path) == []
         path.chmod(0o644)
     assert rows(path, "requests") == 2
+
+
+def test_requests_need_not_wait_while_old_parts_are_read_and_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    called = []
+
+    def while_others_can_write(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            called.append(function)
+            with closing(sqlite3.connect(path, timeout=0)) as other:
+                other.execute("BEGIN IMMEDIATE")
+            return function(*arguments)
+
+        return call
+
+    slow = [getattr(store_writer, name) for name in ("unpack", "joined", "read_span_names", "by_minute", "pack")]
+    with writing(path) as writer:
+        for place, span in enumerate("123"):
+            put(writer, sample_line(time_ns=NOON_NS + place, span=16 * span))
+            writer.keep_up(NOON_NS, hold_ns=0)
+        put(writer, span_line("GET /", 16 * "2", times_ns=(NOON_NS, NOON_NS + 1)))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        for function in slow:
+            monkeypatch.setattr(store_writer, function.__name__, while_others_can_write(function))
+        for now_ns, step in ((NOON_NS + 2 * HOUR_NS, slow[:3] + slow[4:]), (NOON_NS + 2 * DAY_NS, slow)):
+            called.clear()
+            writer.keep_up(now_ns)
+            assert set(called) == set(step)
+    spans = LiveStore(path).recording.facet_values(Selection("samples"))["span"]
+    assert dict(spans.values) == {"(span not received)": 2, "GET /": 1}
