@@ -152,10 +152,9 @@ class StreamRecorder:
             raise
 
     def _snapshot(self, raw: RawSnapshot) -> None:
-        is_complete, self._is_complete_due = self._is_complete_due, True
-        floors = self._writer.floors
-        if is_complete:
-            floors = (_NO_NUMBER_IS_VALID, *floors[1:])  # each thread is defined anew
+        is_complete, self._is_complete_due = self._writer.renew_numbers() or self._is_complete_due, True
+        # In a complete one all is asked for anew: numbers may have begun anew.
+        floors = (_NO_NUMBER_IS_VALID,) * 4 if is_complete else self._writer.floors
         self._instant_ns, self._seen_keys = raw.instant_ns, []
         record, ended_keys = self._snapshots.write(raw, is_complete, floors)
         self._writer.write_snapshot(record)

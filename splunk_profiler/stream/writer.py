@@ -26,6 +26,8 @@ from splunk_profiler.stream.records import (
     ThreadRecord,
 )
 
+RENEWED_AFTER = 1 << 31  # definitions of a kind: its field of 32 bits has room until the next snapshot
+
 Labels = tuple[tuple[str, str], ...]
 _JSON = json.JSONEncoder(default=str, separators=(",", ":"))
 _Key = TypeVar("_Key", bound=Hashable)
@@ -37,13 +39,13 @@ class _Numbers(dict[_Key, int]):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self._capacity = CAPACITY[kind]
-        self._last = 0  # stays 0 for threads, whose numbers are given
+        self.last = 0  # stays 0 for threads, whose numbers are given
         self.floor = 1
 
     def next(self) -> int:
         """Return the number for a new definition, which is added once it is written."""
-        self._last += 1
-        return self._last
+        self.last += 1
+        return self.last
 
     def trim(self) -> None:
         """Forget what a reader drops."""
@@ -52,9 +54,9 @@ class _Numbers(dict[_Key, int]):
                 self.floor = max(self.floor, self.pop(key) + 1)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all; numbers begin anew."""
         super().clear()
-        self.floor = self._last + 1
+        self.last, self.floor = 0, 1
 
 
 class StreamWriter:
@@ -82,8 +84,18 @@ class StreamWriter:
         return taken
 
     def restart(self) -> None:
-        """Discard what is not taken yet, and begin the stream anew."""
+        """Discard what is not taken yet, and begin the stream anew. The next snapshot has to have all threads."""
         self._pending[:] = HEADER
+        self._forget()
+
+    def renew_numbers(self) -> bool:
+        """Begin numbers anew if many are used; return True if so: the next snapshot has to have all threads."""
+        is_due = max(numbers.last for numbers in self._all) >= RENEWED_AFTER
+        if is_due:
+            self._forget()
+        return is_due
+
+    def _forget(self) -> None:
         for numbers in self._all:
             numbers.clear()
 
