@@ -28,16 +28,17 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class ActiveLabels:
-    """All labels in force at one point of the program; `outer` is in force again after them.
+    """All labels in force at one point of the program; `outer` is in force again after the `block`.
 
     `sample_form` is the form that samples carry, set by the first sample.
     """
 
-    __slots__ = ("_encoded_by", "_published_form", "outer", "pairs", "sample_form")
+    __slots__ = ("_encoded_by", "_published_form", "block", "outer", "pairs", "sample_form")
 
-    def __init__(self, pairs: dict[str, str], outer: ActiveLabels | None) -> None:
+    def __init__(self, pairs: dict[str, str], outer: ActiveLabels | None = None, block: labels | None = None) -> None:
         self.pairs = pairs
         self.outer = outer
+        self.block = block
         self._encoded_by: LabelEncoder | None = None
         self._published_form: Any = None
         self.sample_form: tuple[tuple[str, str], ...] | None = None
@@ -122,9 +123,9 @@ class labels:  # noqa: N801  # used like a function
     def __enter__(self) -> None:
         outer = CURRENT_LABELS.get()
         if outer is not None:
-            entered = ActiveLabels({**outer.pairs, **self._pairs}, outer)
+            entered = ActiveLabels({**outer.pairs, **self._pairs}, outer, self)
         else:
-            entered = self._standalone_set = self._standalone_set or ActiveLabels(self._pairs, None)
+            entered = self._standalone_set = self._standalone_set or ActiveLabels(self._pairs)
         CURRENT_LABELS.set(entered)
         LABEL_PUBLISHER.publish(entered)
 
@@ -134,6 +135,8 @@ class labels:  # noqa: N801  # used like a function
         current = CURRENT_LABELS.get()
         outer = None if current is None else current.outer
         CURRENT_LABELS.set(outer)
+        if current is not None and current.block is self:
+            current.outer = None  # contexts copied inside the block keep `current`: a job that reschedules itself
         LABEL_PUBLISHER.publish(outer)
 
     def __call__(self, function: Decorated) -> Decorated:

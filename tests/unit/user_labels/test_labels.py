@@ -76,6 +76,37 @@ def test_tasks_copied_contexts_and_to_thread_inherit_and_keep_their_own() -> Non
         assert contextvars.copy_context().run(in_force) == {"route": "/"}
 
 
+def test_job_that_reschedules_itself_keeps_nothing_of_its_earlier_turns() -> None:
+    copied = contextvars.copy_context()
+
+    def poll() -> None:
+        nonlocal copied
+        with labels(job="poll"):
+            copied = contextvars.copy_context()  # as `call_later` and `create_task` do
+
+    with labels(service="shop"):
+        poll()
+    for _ in range(100):
+        copied.run(poll)
+    kept, last = 0, copied[CURRENT_LABELS]
+    assert last is not None
+    assert last.pairs == {"service": "shop", "job": "poll"}
+    while last is not None:
+        kept, last = kept + 1, last.outer
+    assert kept <= 2
+
+
+def test_block_that_ends_in_another_context_than_it_began_in_takes_no_labels_away() -> None:
+    # As a dependency of FastAPI does, whose two halves run in copies of the request's context.
+    dependency = labels(dependency="session")
+    with labels(service="shop"):
+        with labels(route="/"):
+            contextvars.copy_context().run(dependency.__enter__)
+            contextvars.copy_context().run(dependency.__exit__, None, None, None)
+            assert in_force() == {"service": "shop", "route": "/"}
+        assert in_force() == {"service": "shop"}
+
+
 def test_a_new_thread_begins_as_contextvars_do() -> None:
     seen: list[dict[str, str]] = []
     with labels(route="/"):
