@@ -48,7 +48,7 @@ class Refusals:
     Attributes:
         malformed: requests that could not be parsed.
         oversize: requests with too many bytes or items.
-        not_saved: requests that could not be saved; the answer asks the sender to try again.
+        not_saved: requests that could not be saved; the answer asks the sender to try again, unless it has given up.
         problem: why requests are being refused; empty while they are saved.
     """
 
@@ -140,6 +140,9 @@ class Receiver:
     def _make_handler(self, kind: Any, sink: RequestSink, count: Callable[[Any], ReceivedCounts]) -> _Handler:
         def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
             with self._request_lock:
+                if not context.is_active():  # its sender has given up waiting, and sends it again
+                    self._add(ReceivedCounts(refusals=Refusals(not_saved=1)))
+                    return _ACCEPTED  # which nobody hears
                 request = self._parse(kind, body, context)
                 counts = count(request)
                 if counts.samples or counts.profiles or counts.logs or counts.spans:

@@ -1,0 +1,72 @@
+"""A receiver and its senders: a request waits behind another until its sender has given up, and a third one comes.
+
+Prints what was saved, and how many requests were not, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from splunk_profiler.cli.receiver import Receiver
+from splunk_profiler.system.threads import wait_until
+
+SERVICE = "/opentelemetry.proto.collector.{0}.v1.{1}Service/Export"
+
+
+class HeldSink:
+    """Saves the text of each request, once it is released."""
+
+    def __init__(self) -> None:
+        self.saved: list[str] = []
+        self.is_saving, self.is_released = threading.Event(), threading.Event()
+
+    def append(self, value: Any) -> None:
+        self.is_saving.set()
+        self.is_released.wait()
+        (record,) = value["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
+        self.saved.append(record["body"]["stringValue"])
+
+
+class HeldStore:
+    path, size = Path("nowhere"), 0
+
+    def __init__(self, sink: HeldSink) -> None:
+        self.logs = self.traces = sink
+
+    def close(self) -> None:
+        pass
+
+
+def request(text: str) -> bytes:
+    message = ExportLogsServiceRequest()
+    message.resource_logs.add().scope_logs.add().log_records.add().body.string_value = text
+    return bytes(message.SerializeToString())
+
+
+def main() -> None:
+    sink = HeldSink()
+    receiver = Receiver(HeldStore(sink), "127.0.0.1", 0, 1 << 20, print)
+    with grpc.insecure_channel(receiver.address) as channel:
+        export, metrics = (channel.unary_unary(SERVICE.format(name.lower(), name)) for name in ("Logs", "Metrics"))
+        first = export.future(request("first"))
+        sink.is_saving.wait()
+        second = export.future(request("given up"))
+        metrics(b"")  # has come after the second
+        second.cancel()
+        metrics(b"")  # and after its end
+        sink.is_released.set()
+        first.result()
+        export(request("third"))
+        wait_until(lambda: len(sink.saved) + receiver.counts().refusals.not_saved == 3, 60)
+    receiver.stop()
+    print(json.dumps([sink.saved, receiver.counts().refusals.not_saved]))
+
+
+if __name__ == "__main__":
+    main()
