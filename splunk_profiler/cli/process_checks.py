@@ -5,6 +5,7 @@ Linux only: reads ``/proc``. Runs on the main thread of `doctor`; changes nothin
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ def endpoint_of(pid: int, endpoint: Endpoint | None) -> Endpoint | None:
     """Return `endpoint` as process `pid` reaches it: a relative path starts from the process's working directory."""
     if endpoint is None or not endpoint.path or endpoint.path.startswith("/"):
         return endpoint
-    return endpoint._replace(target=f"unix:{quote(f'/proc/{pid}/cwd/{endpoint.path}')}")
+    return endpoint._replace(target=f"unix:{quote(os.fsencode(f'/proc/{pid}/cwd/{endpoint.path}'))}")
 
 
 class ExporterEnd(NamedTuple):

@@ -5,11 +5,12 @@ Owns the errors that this package raises. Pure; imports nothing of ours.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
 DEFAULT_OTLP_PORT = 4317
 DEFAULT_AGENT_PORT = 8126
@@ -53,7 +54,8 @@ class Endpoint(NamedTuple):
     @property
     def path(self) -> str:
         """Path of the Unix socket; empty for a host and port."""
-        return unquote(self.target.removeprefix("unix:")) if self.target.startswith("unix:") else ""
+        path = self.target.removeprefix("unix:")
+        return os.fsdecode(unquote_to_bytes(path)) if path != self.target else ""
 
     @property
     def authority(self) -> str:
@@ -255,7 +257,7 @@ def _parse_target(url: str, insecure: bool | None) -> tuple[str, bool]:
     scheme, separator, rest = url.partition(":")
     scheme = scheme.lower()
     if scheme == "unix":
-        return f"unix:{quote(_parse_socket_path(rest))}", insecure is False
+        return f"unix:{quote(os.fsencode(_parse_socket_path(rest)))}", insecure is False
     if scheme == "dns":
         leading = "///" if rest.startswith("///") else ""
         return f"dns:{leading}{_parse_host_and_port(rest.removeprefix('///'))}", not insecure
@@ -294,8 +296,11 @@ def _parse_socket_path(rest: str) -> str:
     path = rest.removeprefix("//")
     if path != rest and not path.startswith("/"):
         raise ConfigError("the path of the socket is not absolute, although // is before it")
-    is_too_long = len(path.encode(errors="replace")) > _MAX_SOCKET_PATH_BYTES
-    if not path or is_too_long or "\0" in path or has_secret(path):
+    try:
+        size = len(os.fsencode(path))
+    except UnicodeEncodeError:
+        raise ConfigError("the path of the socket has characters that no file name here has") from None
+    if not 0 < size <= _MAX_SOCKET_PATH_BYTES or "\0" in path or has_secret(path):
         raise ConfigError(f"the socket has no path of at most {_MAX_SOCKET_PATH_BYTES} bytes")
     return path
 
