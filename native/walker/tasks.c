@@ -109,7 +109,7 @@ static void append_frames(const ticker_state *ticker, PyObject *coroutine, task_
     max_depth = max_depth < MAX_FRAMES ? max_depth : MAX_FRAMES;
     for (PyObject *each = coroutine; each != NULL; each = next_generator(ticker, each)) {
         compat_frame *frame = compat_suspended_frame(each);
-        if (frame == NULL) {
+        if (frame == NULL || compat_frame_globals(frame) == NULL) { /* as in compat_first_complete */
             break;
         }
         chain[count++ % MAX_FRAMES] = frame;
