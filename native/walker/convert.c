@@ -21,7 +21,8 @@ static size_t key_hash(const cached_frame *key)
     return (size_t)(hash ^ (hash >> 29));
 }
 
-/* Return the slot that holds the key (code, module, offset), or the free slot for it. The table is never full. */
+/* Return the slot that holds the key (code, module, offset), or had it while its code lived, or the free slot for it.
+ * The table is never full. */
 static cached_frame *find_slot(const frame_cache *cache, const cached_frame *key)
 {
     for (size_t i = key_hash(key);; i++) {
@@ -33,14 +34,19 @@ static cached_frame *find_slot(const frame_cache *cache, const cached_frame *key
     }
 }
 
+static void slot_release(const cached_frame *slot)
+{
+    Py_XDECREF(slot->code_ref);
+    Py_XDECREF(slot->module);
+    Py_XDECREF(slot->frame);
+}
+
 void frame_cache_clear(frame_cache *cache)
 {
     frame_cache cleared = *cache;
     *cache = (frame_cache){NULL}; /* before any finaliser runs */
     for (size_t i = 0; i < cleared.size; i++) {
-        Py_XDECREF(cleared.slots[i].frame);
-        Py_XDECREF(cleared.slots[i].code);
-        Py_XDECREF(cleared.slots[i].module);
+        slot_release(&cleared.slots[i]);
     }
     free(cleared.slots);
 }
@@ -69,51 +75,69 @@ static bool ensure_capacity(frame_cache *cache)
     return true;
 }
 
+/* Return a new reference, or NULL. */
+static PyObject *find_frame(const frame_cache *cache, const cached_frame *key)
+{
+    const cached_frame *slot = cache->size == 0 ? NULL : find_slot(cache, key);
+    return slot == NULL || slot->frame == NULL || compat_is_weakref_dead(slot->code_ref) ? NULL
+                                                                                         : Py_NewRef(slot->frame);
+}
+
 /* Cache a frame. Without memory the frame is only not cached. */
 static void cache_frame(frame_cache *cache, const cached_frame *key, PyObject *frame)
 {
-    cached_frame *slot = ensure_capacity(cache) ? find_slot(cache, key) : NULL;
-    if (slot != NULL && slot->frame == NULL) {
-        *slot = (cached_frame){Py_NewRef(key->code), Py_XNewRef(key->module), key->offset, Py_NewRef(frame)};
-        cache->count++;
+    PyObject *code_ref = ensure_capacity(cache) ? compat_new_weakref(key->code) : NULL;
+    if (code_ref != NULL) {
+        cached_frame *slot = find_slot(cache, key), replaced = *slot;
+        *slot = (cached_frame){key->code, code_ref, Py_XNewRef(key->module), key->offset, Py_NewRef(frame)};
+        cache->count += replaced.frame == NULL;
+        slot_release(&replaced);
     }
 }
 
-/* Return a new reference. The caller holds the stack of `raw`. The table must not own the globals: those of
- * code that runs once can be large, and would stay. */
+/* Return a new reference. The caller holds the stack of `raw`, whose globals another drain may release meanwhile. */
 static PyObject *convert_frame(ticker_state *ticker, const raw_frame *raw)
 {
-    frame_cache *cache = &ticker->frame_cache;
-    PyObject *module = Py_XNewRef(PyDict_GetItemWithError(raw->globals, ticker->names[NAME_MODULE]));
-    if (module == NULL && PyErr_Occurred()) {
-        return NULL;
-    }
+    PyObject *globals = Py_NewRef(raw->globals);
+    PyObject *module = Py_XNewRef(PyDict_GetItemWithError(globals, ticker->names[NAME_MODULE]));
     cached_frame key = {.code = raw->code, .module = module, .offset = raw->offset};
-    PyObject *frame = cache->size == 0 ? NULL : Py_XNewRef(find_slot(cache, &key)->frame);
-    if (frame == NULL) {
-        frame = PyObject_CallFunction(ticker->arguments.make_frame, "OiO", raw->code, raw->offset, raw->globals);
-        if (frame != NULL) {
-            cache_frame(cache, &key, frame);
+    PyObject *frame = NULL;
+    if (module != NULL || !PyErr_Occurred()) {
+        frame = find_frame(&ticker->frame_cache, &key);
+        if (frame == NULL) {
+            frame = PyObject_CallFunction(ticker->arguments.make_frame, "OiO", raw->code, raw->offset, globals);
+            if (frame != NULL) {
+                cache_frame(&ticker->frame_cache, &key, frame);
+            }
         }
     }
+    compat_exception pending = compat_save_exception(); /* a finaliser may run */
     Py_XDECREF(module);
+    Py_DECREF(globals);
+    compat_restore_exception(pending);
     return frame;
 }
 
-/* Return a new reference. */
+/* Return a new reference; to fewer frames if another drain made the stack meanwhile. Other threads run between two
+ * frames, and one that walks gc.get_objects() would read NULL in a tuple that is not full yet. */
 static PyObject *convert_frames(ticker_state *ticker, const raw_stack *raw)
 {
-    PyObject *frames = PyTuple_New((Py_ssize_t)raw->depth);
-    for (size_t i = 0; frames != NULL && i < raw->depth; i++) {
-        PyObject *frame = convert_frame(ticker, &raw->frames[i]);
-        if (frame == NULL) {
-            Py_CLEAR(frames);
-        }
-        else {
-            PyTuple_SET_ITEM(frames, (Py_ssize_t)i, frame);
-        }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < raw->depth && raw->stack == NULL; i++) {
+        append_item(&list, convert_frame(ticker, &raw->frames[i]));
     }
+    PyObject *frames = list == NULL ? NULL : PyList_AsTuple(list);
+    Py_XDECREF(list);
     return frames;
+}
+
+/* A service's own reference may be the last one to the globals of code that runs once: a lock or a file in them is to
+ * be released when it says so, not at the thread's next capture. */
+static void release_globals(raw_stack *raw)
+{
+    for (size_t i = 0; i < raw->depth; i++) {
+        Py_DECREF(raw->frames[i].globals);
+    }
 }
 
 /* The caller holds `raw`. The stack is made at most once. */
@@ -133,10 +157,11 @@ PyObject *convert_stack(ticker_state *ticker, raw_stack *raw)
     PyObject *truncated = raw->truncated ? Py_True : Py_False;
     PyObject *stack = PyObject_CallFunctionObjArgs(ticker->arguments.make_stack, frames, truncated, NULL);
     Py_DECREF(frames);
-    if (raw->stack == NULL) {
-        raw->stack = stack;
+    if (stack != NULL && raw->stack == NULL) {
+        raw->stack = stack; /* before finalisers run */
+        release_globals(raw);
     }
-    else { /* another drain made it meanwhile, and others use that one */
+    else { /* or another drain made it meanwhile, and others use that one */
         Py_XDECREF(stack);
     }
     return stack == NULL ? NULL : raw->stack;

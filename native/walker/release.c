@@ -23,11 +23,13 @@ static void stack_free(ticker_state *ticker, raw_stack *stack)
         stack->next->previous = stack->previous;
     }
     compat_exception pending = compat_save_exception();
-    Py_XDECREF(stack->stack);
     for (size_t i = 0; i < stack->depth; i++) {
         Py_DECREF(stack->frames[i].code);
-        Py_DECREF(stack->frames[i].globals);
+        if (stack->stack == NULL) {
+            Py_DECREF(stack->frames[i].globals);
+        }
     }
+    Py_XDECREF(stack->stack);
     compat_restore_exception(pending);
     free(stack);
 }
@@ -134,11 +136,13 @@ int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg)
         Py_VISIT(stack->stack);
         for (size_t i = 0; i < stack->depth; i++) {
             Py_VISIT(stack->frames[i].code);
-            Py_VISIT(stack->frames[i].globals);
+            if (stack->stack == NULL) {
+                Py_VISIT(stack->frames[i].globals);
+            }
         }
     }
     for (size_t i = 0; i < ticker->frame_cache.size; i++) {
-        Py_VISIT(ticker->frame_cache.slots[i].code);
+        Py_VISIT(ticker->frame_cache.slots[i].code_ref);
         Py_VISIT(ticker->frame_cache.slots[i].module);
         Py_VISIT(ticker->frame_cache.slots[i].frame);
     }

@@ -32,10 +32,10 @@ typedef struct raw_stack {
     struct raw_stack *previous, *next;
     struct raw_stack *next_unreferenced; /* list for the next drain to free */
     size_t refcount;                     /* snapshots and the table of last stacks */
-    PyObject *stack;                     /* owned; made by make_stack at the first drain */
+    PyObject *stack;                     /* owned; made by make_stack at the first drain; NULL before */
     size_t depth;
     bool truncated;
-    raw_frame frames[]; /* owned */
+    raw_frame frames[]; /* code is owned, and globals until `stack` is made; then only their address is compared */
 } raw_stack;
 
 #define RECENT_STACKS 64
@@ -232,8 +232,9 @@ typedef struct {
 } cpu_clocks;
 
 typedef struct {
-    PyObject *code;   /* owned, so that its address is not reused while it is a key */
-    PyObject *module; /* owned: __name__ of the globals, or NULL */
+    PyObject *code;     /* not owned: code that runs once goes with all its constants */
+    PyObject *code_ref; /* owned: a weak reference, dead once other code may have that address */
+    PyObject *module;   /* owned: __name__ of the globals, or NULL */
     int offset;
     PyObject *frame; /* owned; NULL: the slot is free */
 } cached_frame;

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
-from walker_factory import LONG_NS, Thing, blocked_thread, current, make, recursion, running, thread_of
+from walker_factory import LONG_NS, Thing, Ticker, blocked_thread, current, make, recursion, running, thread_of
 
 
 def test_a_snapshot_is_drained_once_and_in_the_order_of_capture() -> None:
@@ -307,8 +307,6 @@ def test_nothing_of_a_thread_that_has_ended_is_kept_alive() -> None:
     ticker.drain(0)
     gc.collect()
     assert context() is None
-    assert code() is not None, "the table of known frames owns what it names"
-    del ticker
     assert code() is None
 
 
@@ -330,17 +328,43 @@ def test_a_ticker_in_a_cycle_is_collected_with_all_that_it_holds() -> None:
     assert alive() is None
 
 
-def test_the_globals_of_code_that_was_run_once_are_not_kept() -> None:
+def run_once(ticker: Ticker, function: str = "work") -> tuple[weakref.ref[Thing], weakref.ref[CodeType]]:
+    """Capture in code that is made for one call; return references to what its globals hold and to the code."""
+    namespace: dict[str, Any] = {"__name__": "generated", "thing": Thing(), "capture": ticker.capture}
+    exec(f"def {function}():\n    capture()\n{function}()", namespace)  # noqa: S102  # generated code is the subject
+    return weakref.ref(namespace["thing"]), weakref.ref(namespace[function].__code__)
+
+
+def test_the_globals_of_code_that_was_run_once_end_when_it_is_converted() -> None:
     ticker = make()
+    thing, _ = run_once(ticker)
+    gc.collect()
+    assert thing() is not None
+    list(ticker.drain(0)[0].threads)
+    gc.collect()
+    assert thing() is None
 
-    def run_once() -> weakref.ref[Thing]:
-        namespace: dict[str, Any] = {"__name__": "generated", "thing": Thing(), "capture": ticker.capture}
-        exec("def work():\n    capture()\nwork()", namespace)  # noqa: S102  # generated code is the subject
-        return weakref.ref(namespace["thing"])
 
-    thing = run_once()
+def test_globals_of_a_snapshot_that_nobody_reads_end_at_the_next_one() -> None:
+    ticker = make()
+    thing, _ = run_once(ticker)
     ticker.drain(0)
     ticker.capture()
     ticker.drain(0)
     gc.collect()
     assert thing() is None
+
+
+def test_code_made_for_one_call_is_named_right_and_not_kept() -> None:
+    ticker = make()
+    codes = []
+    for number in range(500):  # often at the address of an earlier one
+        _, code = run_once(ticker, f"work_{number}")
+        (snapshot,) = ticker.drain(0)
+        assert any(f"work_{number}" in thread.stack[0] for thread in snapshot.threads)
+        codes.append(code)
+    del snapshot
+    ticker.capture()
+    ticker.drain(0)
+    gc.collect()
+    assert [code() for code in codes] == [None] * 500

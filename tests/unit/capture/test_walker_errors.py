@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
+from short_programs import run_code
 from walker_factory import Frames, make, name, pair
 
 from splunk_profiler import _walker as walker
@@ -66,6 +68,78 @@ def test_a_constructor_that_drops_the_ticker_of_a_snapshot_does_no_harm() -> Non
     stacks = [thread.stack for thread in snapshot.threads]
     assert not tickers
     assert any(len(stack[0]) > 1 for stack in stacks)
+
+
+def test_a_constructor_that_reads_the_same_snapshot_does_no_harm() -> None:
+    inside: list[object] = []
+
+    def make_frame(code: CodeType, offset: int, namespace: dict[str, Any]) -> str:
+        if not inside:
+            inside.append(True)
+            inside.extend(thread.stack for thread in snapshot.threads)  # releases the globals of what is converted here
+            gc.collect()
+        return name(code, offset, namespace)
+
+    ticker = make(make_frame=make_frame)
+    exec("def work():\n    capture()\nwork()", {"__name__": "generated", "capture": ticker.capture})  # noqa: S102
+    (snapshot,) = ticker.drain(0)
+    stacks = [thread.stack for thread in snapshot.threads]
+    assert inside[1:] == stacks
+    assert any("work" in stack[0] for stack in stacks)
+
+
+def test_a_constructor_that_looks_at_all_objects_does_no_harm() -> None:
+    def make_frame(code: CodeType, offset: int, namespace: dict[str, Any]) -> str:
+        for found in gc.get_objects(0):  # as another thread of the service may
+            if type(found) is tuple:
+                list(found)
+        return name(code, offset, namespace)
+
+    ticker = make(make_frame=make_frame)
+    ticker.capture()
+    (snapshot,) = ticker.drain(0)
+    assert any("test_a_constructor_that_looks_at_all_objects_does_no_harm" in raw.stack[0] for raw in snapshot.threads)
+
+
+# A finaliser calls a function that the collector has cleared (CPython 3.11 to 3.13 have the call, without globals).
+CLEARED_FUNCTION = """
+import gc, sys, weakref
+from splunk_profiler import _walker
+
+ticker = _walker.Ticker(context_var=None, labels_var=None, max_depth=100, make_frame=lambda code, *_: code.co_name,
+                        make_stack=lambda frames, _: frames, ring_size=4)
+
+class Late:
+    __slots__ = ("ref",)
+    def __del__(self):
+        global cleared
+        cleared = self.ref()
+
+class Cyclic(tuple):
+    __slots__ = ()
+    def __del__(self):
+        self[1].ref = weakref.ref(self[0])
+        global late
+        del late
+
+def cleared(call):
+    call()
+
+late = Late()
+cycle = tuple.__new__(Cyclic, (cleared, late))
+cleared.__module__ = cycle
+del cleared, cycle
+gc.collect()
+if cleared is None or sys.version_info < (3, 11):  # 3.10 cannot call it
+    ticker.capture()
+else:
+    cleared(ticker.capture)
+print(*list(ticker.drain(0)[0].threads)[0].stack)
+"""
+
+
+def test_a_function_without_globals_is_left_out_of_its_stack() -> None:
+    assert run_code(CLEARED_FUNCTION) == "<module>\n"
 
 
 def test_the_table_of_known_frames_is_bounded() -> None:
