@@ -49,6 +49,32 @@ _STDERR = 2
 _EXEC_MODULES = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
 
 
+class _StandardError:
+    """Standard error as it was at the last start. Later another file may have its number, as in a daemon's process."""
+
+    def __init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """Note which file it is; none, if the interpreter was started without one."""
+        self._file = None if sys.__stderr__ is None else _file_of(_STDERR)
+
+    def write(self, line: bytes) -> None:
+        """Write a line, unless standard error is not there."""
+        if self._file is not None and _file_of(_STDERR) == self._file:
+            real("os", "write")(_STDERR, line)
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Return device and inode; None if the descriptor is closed."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+_standard_error = _StandardError()
 _call_handlers = logger.handle
 
 
@@ -64,7 +90,7 @@ def handle_between_forks(record: logging.LogRecord) -> None:
     with delaying_forks():
         try:
             if threads_are_greenlets() and is_profiler_thread():
-                real("os", "write")(_STDERR, plain_line(record))
+                _standard_error.write(plain_line(record))
             else:
                 _call_handlers(record)
         except Exception:
@@ -214,6 +240,7 @@ class ProcessProfiler:
             has_lost_threads=self._has_lost_threads,
         )
         self._unfinished = profiler
+        _standard_error.note()
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logger.isEnabledFor(level)  # takes a lock the first time; under gevent no thread of ours may have it
         try:

@@ -229,13 +229,16 @@ print(logging.root.handlers[0].stream.getvalue())
 """
 
 
-@pytest.mark.parametrize(
+_greenlets = pytest.mark.parametrize(
     ("library", "patch"),
     [
         ("gevent", "from gevent import monkey; monkey.patch_all()"),
         ("eventlet", "import eventlet; eventlet.monkey_patch()"),
     ],
 )
+
+
+@_greenlets
 def test_lines_of_our_threads_take_no_lock_that_greenlets_wait_for(library: str, patch: str) -> None:
     if find_spec(library) is None:
         pytest.skip(f"{library} is not there for this interpreter")
@@ -244,3 +247,48 @@ def test_lines_of_our_threads_take_no_lock_that_greenlets_wait_for(library: str,
     assert "WARNING:splunk_profiler:a line from a greenlet" in printed
     (ours,) = [line for line in printed if "of ours" in line or "nothing" in line]
     assert ours == r"WARNING:splunk_profiler:a line of ours about x\n"
+
+
+_BEFORE_THE_START = """
+if sys.__stderr__ is not None:
+    os.close(2)
+    os.execv(sys.executable, sys.orig_argv)
+assert os.memfd_create("data") == 2
+"""
+_AFTER_THE_START = """
+os.close(2)
+assert os.memfd_create("data") == 2
+"""
+_LOGGED_ELSEWHERE = """
+import os, sys
+{before}
+{patch}
+from splunk_profiler.lifecycle import process
+from splunk_profiler.system.guard import logger
+from splunk_profiler.system.threads import Worker
+{after}
+logging_thread = Worker("log", lambda: logger.warning("a line of ours"))
+logging_thread.start()
+assert logging_thread.join(50)
+sys.stdout.buffer.write(os.pread(2, 99999, 0))
+"""
+
+
+@_greenlets
+@pytest.mark.parametrize(("before", "after"), [(_BEFORE_THE_START, ""), ("", _AFTER_THE_START)])
+def test_file_with_the_number_of_a_closed_stderr_gets_no_lines(
+    before: str, after: str, library: str, patch: str
+) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not there for this interpreter")
+    code = _LOGGED_ELSEWHERE.format(before=before, after=after, patch=patch)
+    assert run_code(code, PYTHONWARNINGS="ignore") == ""
+
+
+@_greenlets
+def test_lines_go_to_the_stderr_that_is_there_at_the_start(library: str, patch: str) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not there for this interpreter")
+    redirected = 'import splunk_profiler; os.dup2(os.memfd_create("log"), 2); assert splunk_profiler.start()'
+    code = _LOGGED_ELSEWHERE.format(before="", after=redirected, patch=patch)
+    assert "a line of ours\n" in run_code(code, PYTHONWARNINGS="ignore", SPLUNK_PROFILER_ENABLED="true")
