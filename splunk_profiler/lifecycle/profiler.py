@@ -93,12 +93,15 @@ class Profiler:
         """
         deadline_s = time.monotonic() + timeout_s
         self._set_fork_callback(None)
-        try:
-            if self._publishing is not None:
-                self._publishing.stop(timeout_s * _PUBLISHING_STOP_SHARE)
-        finally:
-            if self._sampling is not None:
-                self._sampling.stop(max(deadline_s - time.monotonic(), timeout_s * (1 - _PUBLISHING_STOP_SHARE)))
+        publishing, sampling = self._publishing, self._sampling
+        with ExitStack() as steps:  # the last one first
+            if publishing is not None:
+                steps.callback(publishing.remove_patch)  # sampling may have patched the same methods later
+            if sampling is not None:
+                min_s = timeout_s * (1 - _PUBLISHING_STOP_SHARE)
+                steps.callback(lambda: sampling.stop(max(deadline_s - time.monotonic(), min_s)))
+            if publishing is not None:
+                publishing.stop(timeout_s * _PUBLISHING_STOP_SHARE)
 
     def hold_for_fork(self, timeout_s: float) -> None:
         """Let no import, export or publication be under way while the process forks.

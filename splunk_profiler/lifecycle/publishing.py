@@ -75,17 +75,27 @@ class Publishing:
             self._start_thread()
         except BaseException:
             self.stop()
+            self.remove_patch()
             raise
 
     def stop(self, timeout_s: float = 0.0) -> None:
-        """Stop, after the spans that wait for host profilers are exported or `timeout_s` seconds are over."""
+        """Stop, after the spans that wait for host profilers are exported or `timeout_s` seconds are over.
+
+        `remove_patch` is to follow.
+        """
         self.publisher.stop_listening(timeout_s)
         self._is_stopping = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
-        self.publisher.stop()  # before the patch goes: unseen switches would leave wrong spans
+        self.publisher.stop()
         LABEL_PUBLISHER.close()
+
+    def remove_patch(self) -> None:
+        """Restore OpenTelemetry's runtime context, after `stop`: unseen switches would leave wrong spans.
+
+        Comes after later patches are removed, which would put this one back.
+        """
         if self._context_patch is not None:
             self._context_patch.remove()
 
@@ -121,6 +131,7 @@ class Publishing:
             self._start_thread()
         except BaseException:
             self.stop()
+            self.remove_patch()
             raise
 
     def run_pending_work(self) -> None:

@@ -55,6 +55,7 @@ def publishing(
         yield made
     finally:
         made.stop()
+        made.remove_patch()
 
 
 def provider(name: str = "shop", **attributes: str) -> TracerProvider:

@@ -155,4 +155,5 @@ def test_without_sampling_the_thread_stays_and_a_first_span_wakes_it(
         assert count_threads() == 1
     finally:
         life.stop()
+        life.remove_patch()
     wait_for_end()
