@@ -96,7 +96,7 @@ def test_job_that_reschedules_itself_keeps_nothing_of_its_earlier_turns() -> Non
     assert kept <= 2
 
 
-def test_block_that_ends_in_another_context_than_it_began_in_takes_no_labels_away() -> None:
+def test_block_that_ends_in_another_context_takes_no_labels_away() -> None:
     # As a dependency of FastAPI does, whose two halves run in copies of the request's context.
     dependency = labels(dependency="session")
     with labels(service="shop"):
