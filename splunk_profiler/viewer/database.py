@@ -20,7 +20,7 @@ from splunk_profiler.viewer import stored_spans
 from splunk_profiler.viewer.model import Facets
 from splunk_profiler.viewer.otlp_files import SourceError
 
-FORMAT = 3
+FORMAT = 4
 _APPLICATION = 0x53505053
 _MAGIC = b"SQLite format 3\0"
 _BUSY_S = 30.0

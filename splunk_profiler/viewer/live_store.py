@@ -86,10 +86,11 @@ class LiveStore(Source):
 
         Raises:
             SourceError: the store cannot be read.
-            ValueError: the selection has filters that spans have no values for.
+            ValueError: the selection has filters that spans have no values for, or samples whose spans are deleted.
         """
         with explained(self.path):
-            return count_stored_requests(self._connection, selection, self.recording.spans)
+            first_ns, _ = self.recording.period_ns()
+            return count_stored_requests(self._connection, selection, self.recording.spans, first_ns)
 
     def _read(self) -> None:
         add = self.recording

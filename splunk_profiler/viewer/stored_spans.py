@@ -1,6 +1,7 @@
 """The spans of a store: by trace, and those that are requests by time, so that they can be counted.
 
-A request is the first span of its service in a trace. Names are in JSON, as all text of the store.
+A request is the first span of its service in a trace. Names are in JSON, as all text of the store. Spans are deleted
+before samples: where only these are left, requests cannot be counted.
 """
 
 from __future__ import annotations
@@ -8,19 +9,23 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 
 from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import TRACE, Selection, Span, SpanKey
 from splunk_profiler.viewer.source import check_request_filters, count_requests, first_spans
 
 _INDEX = "CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, version, name, trace)"
+# The end of the newest span that was deleted; older formats do not say it, but keep those of samples that are whole.
+_FIND_DELETED = "SELECT coalesce(max(until_ns), 0) AS until_ns FROM parts WHERE is_summed"
+_ADD_DELETED = f"CREATE TABLE deleted_spans AS {_FIND_DELETED};\n"
 SCHEMA = f"""
 CREATE TABLE first_spans (
     trace TEXT, id TEXT, start_ns INTEGER, end_ns INTEGER, service TEXT, name TEXT, version TEXT,
     PRIMARY KEY (trace, id)
 ) WITHOUT ROWID;
 {_INDEX};
-"""
+{_ADD_DELETED}"""
 _NO_VERSION = "'\"\"'"  # in SQL
 _ADD_VERSIONS = f"""
 ALTER TABLE first_spans ADD COLUMN version TEXT DEFAULT {_NO_VERSION};
@@ -33,12 +38,10 @@ _COLUMNS = {"service": "service", "version": "version", "endpoint": "name", TRAC
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Add what older formats do not have, in a transaction of the caller: versions, or the whole table.
-
-    Spans that are there have no version.
-    """
+    """Add what older formats do not have, in a transaction of the caller; spans that are there have no version."""
     columns = _columns(connection)
-    for statement in (_ADD_VERSIONS if columns else SCHEMA).split(";"):
+    missing = _ADD_DELETED if "version" in columns else _ADD_VERSIONS + _ADD_DELETED
+    for statement in (missing if columns else SCHEMA).split(";"):
         connection.execute(statement)
     if not columns:
         _find_first(connection, _traces(connection))
@@ -59,11 +62,13 @@ def add_spans(connection: sqlite3.Connection, spans: Mapping[str, Mapping[str, S
 
 def delete_spans(connection: sqlite3.Connection, before_ns: int, most: int) -> int:
     """Delete the oldest spans, at most so many that ended before that time, and return how many they were."""
-    oldest = "SELECT trace, id FROM spans WHERE end_ns < ? ORDER BY end_ns LIMIT ?"
-    keys = connection.execute(oldest, (before_ns, most)).fetchall()
+    oldest = "SELECT trace, id, end_ns FROM spans WHERE end_ns < ? ORDER BY end_ns LIMIT ?"
+    found = connection.execute(oldest, (before_ns, most)).fetchall()
     for table in ("spans", "first_spans"):
-        connection.executemany(f"DELETE FROM {table} WHERE trace = ? AND id = ?", keys)
-    return len(keys)
+        connection.executemany(f"DELETE FROM {table} WHERE trace = ? AND id = ?", [key for *key, _ in found])
+    if found:
+        connection.execute("UPDATE deleted_spans SET until_ns = max(until_ns, ?)", found[-1][2:])
+    return len(found)
 
 
 def measure_spans(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -89,7 +94,7 @@ def read_span_names(connection: sqlite3.Connection, keys: Iterable[SpanKey]) -> 
 
 
 def count_stored_requests(
-    connection: sqlite3.Connection, selection: Selection, added: Mapping[str, Mapping[str, Span]]
+    connection: sqlite3.Connection, selection: Selection, added: Mapping[str, Mapping[str, Span]], first_ns: int
 ) -> int:
     """Count the spans that begin in the time of a selection and are the first of their service in a trace.
 
@@ -97,11 +102,13 @@ def count_stored_requests(
         connection: to the store, whose spans are counted.
         selection: with filters by service, version, endpoint and trace alone.
         added: spans that are not in the store yet, and are counted too: by trace, then by their id.
+        first_ns: when the oldest sample was taken.
 
     Raises:
-        ValueError: the selection has other filters.
+        ValueError: the selection has other filters, or samples that are older than the spans that are left.
     """
     check_request_filters(selection)
+    _check_deleted(connection, max(selection.since_ns or 0, first_ns))
     stored = {trace: read_spans(connection, trace) for trace in added if is_span_key((trace, ""))}
     together = {trace: {**stored.get(trace, {}), **spans} for trace, spans in added.items()}
     columns = _columns(connection)
@@ -120,9 +127,21 @@ def count_stored_requests(
     return int(count) + count_requests(together, selection) - count_requests(stored, selection)
 
 
-def _columns(connection: sqlite3.Connection) -> set[str]:
-    """Return the columns of first spans: fewer or none in a store of an older format that no writer has upgraded."""
-    return {name for _, name, *_ in connection.execute("PRAGMA table_info(first_spans)")}
+def _check_deleted(connection: sqlite3.Connection, since_ns: int) -> None:
+    """Raise `ValueError` if spans were deleted that may have begun since that time."""
+    query = "SELECT until_ns FROM deleted_spans" if _columns(connection, "deleted_spans") else _FIND_DELETED
+    ((deleted_ns,),) = connection.execute(query)
+    if since_ns < deleted_ns:
+        ended = datetime.fromtimestamp(-(-deleted_ns // 10**9), timezone.utc)
+        raise ValueError(
+            f"spans that ended until {ended:%Y-%m-%d %H:%M:%S} UTC are deleted: "
+            "choose later times, or scale to the same time or total"
+        )
+
+
+def _columns(connection: sqlite3.Connection, table: str = "first_spans") -> set[str]:
+    """Return the columns of a table: fewer or none in a store of an older format that no writer has upgraded."""
+    return {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
 
 
 def _traces(connection: sqlite3.Connection) -> list[str]:

@@ -326,7 +326,7 @@ def of_a_newer_version(path: Path) -> None:
     with writing(path):
         pass
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 4")
+        connection.execute("PRAGMA user_version = 5")
     connection.close()
 
 
@@ -357,7 +357,7 @@ def missing(path: Path) -> None:
     [
         (text_file, "is damaged"),
         (of_something_else, "is a database of something else"),
-        (of_a_newer_version, "has format 4, this version reads 3: install a newer splunk-profiler"),
+        (of_a_newer_version, "has format 5, this version reads 4: install a newer splunk-profiler"),
         (half, "is damaged"),
         (with_a_damaged_part, "is damaged"),
         (missing, "unable to open database file"),

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from sample_stores import NOON_NS, WALL, of_version, put, rows, writing
-from saved_samples import TRACE, span_line
+from saved_samples import TRACE, sample_line, span_line
 
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import DAY_NS, Selection
+from splunk_profiler.viewer.store_writer import Limits
 
 
 def test_requests_are_counted_before_and_after_they_became_parts(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_parent_that_comes_later_tells_that_its_child_was_no_request(tmp_path:
         with pytest.raises(ValueError, match="by service, version, endpoint and trace: remove the filter by thread"):
             store.count_requests(Selection("wall", filters={"thread": frozenset({"main"})}))
         writer.keep_up(NOON_NS + 3 * DAY_NS, hold_ns=0)
-        assert store.count_requests(WALL) == rows(path, "first_spans") == rows(path, "spans") == 0
+        assert rows(path, "first_spans") == rows(path, "spans") == 0
 
 
 def test_a_reader_forgets_the_spans_that_the_store_has_or_has_deleted(tmp_path: Path) -> None:
@@ -64,8 +65,48 @@ def test_a_reader_forgets_the_spans_that_the_store_has_or_has_deleted(tmp_path: 
         assert [span.name for span in store.spans_of(TRACE)] == ["GET /"]
         writer.keep_up(NOON_NS + 9 * DAY_NS, hold_ns=0)
         store.refresh()
-        assert store.count_requests(WALL) == 0
         assert not store.spans_of(TRACE)
+
+
+def five_days(path: Path) -> None:
+    """Make a store of a sample and a request at each noon; the last is now."""
+    with writing(path) as writer:
+        for day in range(5):
+            at_ns = NOON_NS + day * DAY_NS
+            span = span_line("GET /", f"{day:016x}", times_ns=(at_ns, at_ns + 9), service="shop")
+            put(writer, sample_line(time_ns=at_ns), span, received_ns=at_ns)
+            writer.keep_up(at_ns, hold_ns=0)
+
+
+def test_requests_are_not_counted_where_samples_have_outlived_their_spans(tmp_path: Path) -> None:
+    five_days(tmp_path / "store.db")
+    store = LiveStore(tmp_path / "store.db")
+    border_ns = NOON_NS + DAY_NS + 9  # the end of the newest span that is gone
+    kept = Selection("samples", border_ns)
+    assert (store.count_requests(kept), store.recording.weights(kept).sum()) == (3, 3)
+    for before in (WALL, Selection("wall", border_ns - 1), Selection("wall", NOON_NS, NOON_NS + 3 * DAY_NS)):
+        with pytest.raises(
+            ValueError, match=r"spans that ended until 2024-10-05 12:00:01 UTC are deleted: choose later"
+        ):
+            store.count_requests(before)
+
+
+def test_requests_are_not_counted_where_spans_went_to_make_room(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        for place in range(500):
+            put(writer, span_line("GET /", f"{place:016x}", "", (NOON_NS, NOON_NS + place), ("q" * 500,)))
+        put(writer, sample_line(time_ns=NOON_NS), sample_line(time_ns=NOON_NS + 9))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        limit = writer.size * 9 // 10
+        whole = LiveStore(path)
+        assert whole.count_requests(WALL) == 500
+    with writing(path, Limits(max_bytes=limit)) as writer:
+        writer.keep_up(NOON_NS)
+    whole.refresh()
+    assert whole.recording.weights(Selection("samples")).sum() == 2
+    with pytest.raises(ValueError, match="are deleted"):
+        whole.count_requests(WALL)
 
 
 def of_versions(*versions: str) -> Selection:
@@ -98,6 +139,7 @@ FORMATS = {
         CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, name, trace, end_ns);
         INSERT INTO first_spans SELECT trace, id, start_ns, end_ns, service, name FROM newer;
         DROP TABLE newer""",
+    3: "",
 }
 
 
@@ -105,6 +147,7 @@ def make_older(path: Path, form: int) -> None:
     """Make a store as older versions wrote it."""
     with sqlite3.connect(path) as connection:
         connection.executescript(FORMATS[form])
+        connection.execute("DROP TABLE deleted_spans")
         for trace, span, content in connection.execute("SELECT trace, id, content FROM spans").fetchall():
             without_version = json.dumps(json.loads(content)[:7])
             connection.execute(
@@ -134,6 +177,21 @@ def test_a_store_of_an_older_format_is_read_and_upgraded_when_written(tmp_path: 
             store.refresh()
             counts = [store.count_requests(asked) for asked in (WALL, of_versions(""), of_versions("1.1"))]
             assert counts == [3, 2, 1]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_older_store_may_lack_the_spans_of_what_is_summed_up(tmp_path: Path, form: int) -> None:
+    path = tmp_path / "store.db"
+    five_days(path)
+    make_older(path, form)
+    border_ns = NOON_NS + 2 * DAY_NS + 1
+    for _ in range(2):
+        store = LiveStore(path)
+        assert store.count_requests(Selection("wall", border_ns)) == 2
+        with pytest.raises(ValueError, match="are deleted"):
+            store.count_requests(Selection("wall", border_ns - 1))
+        with writing(path):  # brings it up to date
+            pass
 
 
 def test_spans_with_wrong_ids_keep_no_others_from_being_counted(tmp_path: Path) -> None:
