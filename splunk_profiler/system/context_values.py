@@ -63,7 +63,9 @@ class ContextValues(Generic[Value]):
         loop = current.loop
         if loop is not None and loop.is_closed():
             loop = current.loop = None
-        task = None if loop is None else sys.modules["asyncio"].current_task(loop)
+        # Threads may take turns to run one loop; that of uvloop does not say which thread runs it.
+        is_running_here = loop is not None and getattr(loop, "_thread_id", ident) == ident
+        task = sys.modules["asyncio"].current_task(loop) if is_running_here else None
         if task is not None:
             context_of = getattr(task, "get_context", None)  # CPython 3.12
             if context_of is not None and self._variable is not None:

@@ -111,6 +111,27 @@ def test_tasks_that_wait_in_nested_contexts_keep_their_outer_one(tracker: Contex
     assert found == [f"outer {number}" for number in range(300)]
 
 
+def test_thread_is_in_no_task_that_another_one_runs_in_the_same_loop(tracker: ContextTracker) -> None:
+    loop, attached, over = asyncio.new_event_loop(), threading.Event(), threading.Event()
+
+    async def attach(name: str) -> None:
+        token = otel_context.attach(_context(name))
+        if name == "theirs":
+            attached.set()
+            over.wait(60)
+        otel_context.detach(token)
+
+    loop.run_until_complete(attach("ours"))
+    other = threading.Thread(target=lambda: loop.run_until_complete(attach("theirs")))
+    other.start()
+    attached.wait(60)
+    found = [tracker.value_of(ident) for ident in (HERE, other.ident or 0)]
+    over.set()
+    other.join()
+    loop.close()
+    assert [context and context["name"] for context in found] == [None, "theirs"]
+
+
 def test_a_context_in_trio_is_missing_rather_than_wrong(
     tracker: ContextTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
