@@ -23,8 +23,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.request_size import exceeds_item_limit, fields_of
 from splunk_profiler.cli.store import RequestSink, Saved, StoreError
+from splunk_profiler.viewer.message_size import count_items, fields_of
 from splunk_profiler.viewer.otlp_files import PROFILE_SCOPE
 
 _Handler = Callable[[bytes, grpc.ServicerContext], bytes]
@@ -156,7 +156,7 @@ class Receiver:
         problem = ""
         if len(body) > self._max_request_bytes:
             problem = f"has {len(body)} bytes, {self._max_request_bytes} are allowed"
-        elif exceeds_item_limit(MAX_ITEMS, body, fields_of(kind.DESCRIPTOR)):
+        elif count_items(body, fields_of(kind.DESCRIPTOR), MAX_ITEMS) > MAX_ITEMS:
             problem = f"holds more than {MAX_ITEMS} records, spans, attributes and values"
         if problem:
             self._add(ReceivedCounts(refusals=Refusals(oversize=1)))

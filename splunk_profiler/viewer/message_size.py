@@ -1,4 +1,4 @@
-"""A limit on the items of a protobuf message, checked before it is parsed: two bytes can become hundreds in memory.
+"""The number of items in a protobuf message, known before it is parsed: two bytes can become hundreds in memory.
 
 Pure. Reads the wire format and the descriptors of messages. Imports nothing of ours.
 
@@ -37,10 +37,10 @@ def fields_of(descriptor: Any) -> Fields:
     return fields(descriptor)
 
 
-def exceeds_item_limit(max_items: int, message: bytes, fields: Fields) -> bool:
-    """Return True if a message has more than `max_items` messages and repeated strings in it, at all depths.
+def count_items(message: bytes, fields: Fields, most: int) -> int:
+    """Return how many messages and repeated strings a message has in it, at all depths; `most` + 1 if there are more.
 
-    Reads no byte twice. Returns False for malformed bytes, which the parser rejects.
+    Reads no byte twice. Counts those before malformed bytes, which the parser rejects.
     """
     count = 0
     pending = [(fields, 0, len(message))]
@@ -62,12 +62,12 @@ def exceeds_item_limit(max_items: int, message: bytes, fields: Fields) -> bool:
                 inner = fields.get(tag >> 3)
                 if inner is not None:
                     count += 1
-                    if count > max_items:
-                        return True
+                    if count > most:
+                        return count
                     if inner and size:
                         pending.append((inner, position, position + size))
                 position += size
-    return False
+    return count
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Tests of the item limit: it counts as many items as the parser finds, for any bytes."""
+"""Tests of counting the items of a message: they are as many as the parser finds, for any bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from splunk_profiler.cli.request_size import exceeds_item_limit, fields_of
+from splunk_profiler.viewer.message_size import count_items, fields_of
 
 LOGS = fields_of(ExportLogsServiceRequest.DESCRIPTOR)
 
@@ -28,11 +28,11 @@ def counted(message: Any) -> int:
 
 
 def holds(message: bytes, fields: Any = LOGS) -> int:
-    """Find the number of items: the smallest limit that is not exceeded."""
-    most = 0
-    while exceeds_item_limit(most, message, fields):
-        most += 1
-    return most
+    """Return the number of items, which is the same for all limits that are not exceeded."""
+    found = count_items(message, fields, 1 << 30)
+    for most in range(found + 1):
+        assert count_items(message, fields, most) == min(found, most + 1)
+    return found
 
 
 def logs(records: int, attributes: int) -> ExportLogsServiceRequest:
@@ -72,7 +72,7 @@ def test_texts_that_are_not_repeated_are_no_items() -> None:
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_request_raise_nothing(message: bytes) -> None:
-    exceeds_item_limit(0, message, LOGS)
+    count_items(message, LOGS, 0)
 
 
 @given(st.lists(st.sampled_from([b"\x0a\x00", b"\x0a\x02\x12\x00", b"\x10\x01", b"\x0b", b"\x0c", b"\x1a\x01"])))
@@ -96,6 +96,6 @@ def test_no_bytes_hold_more_when_they_are_parsed(pieces: list[bytes]) -> None:
     ],
 )
 def test_malformed_bytes_are_left_to_the_parser(message: bytes) -> None:
-    assert not exceeds_item_limit(1, message, LOGS)
+    assert count_items(message, LOGS, 1) <= 1
     with pytest.raises(DecodeError):
         ExportLogsServiceRequest.FromString(message)
