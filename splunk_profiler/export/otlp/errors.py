@@ -33,6 +33,7 @@ _RETRIED_CODES = {
 _TOO_LARGE_PATTERN = re.compile(
     r"larger than|too large|too big|max.?message.?size|smaller batch|http2 header with status: 413", re.I
 )
+_TOO_LARGE_ANSWER = "CLIENT: Received message larger"  # gRPC's error for an answer: the records may have been taken
 _TOO_LARGE_CODES = (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_ARGUMENT, _CODE.UNKNOWN)
 _CERTIFICATE_PATTERN = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|peer .*name|certificate", re.I)
 _RETRY_INFO_KEY = "google.rpc.retryinfo-bin"
@@ -112,11 +113,12 @@ def classify_error(
 ) -> ExportResult:
     """Return the result of a failed call; `protocol` is that of `probe`, or UNKNOWN."""
     code, details = error.code(), error.details() or ""
-    if code in _TOO_LARGE_CODES and _TOO_LARGE_PATTERN.search(details):
+    is_answered = _TOO_LARGE_ANSWER in details
+    if not is_answered and code in _TOO_LARGE_CODES and _TOO_LARGE_PATTERN.search(details):
         remedy = "raise the limit there or of a proxy in between; SPLUNK_PROFILER_MAX_STACK_DEPTH bounds it"
         text = f"a record is larger than {endpoint.url} accepts ({details}); {remedy}"
         return ExportResult(ExportStatus.TOO_LARGE, text)
-    export_status = ExportStatus.RETRY if code in _RETRIED_CODES else ExportStatus.REJECTED
+    export_status = ExportStatus.RETRY if code in _RETRIED_CODES and not is_answered else ExportStatus.REJECTED
     text = _explain(code, details, endpoint, transport, protocol)
     return ExportResult(export_status, text, _retry_after_ns(error))
 

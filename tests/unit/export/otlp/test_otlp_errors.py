@@ -90,6 +90,7 @@ class Refusal(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
     ("code", "details"),
     [
         ("RESOURCE_EXHAUSTED", "grpc: received message larger than max (5242880 vs. 4194304)"),
+        ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5242880 vs. 4194304)"),
         ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (5242880 vs. 4194304)"),
         ("RESOURCE_EXHAUSTED", "the request has 2097152 bytes, 1048576 are allowed; send smaller batches"),
         ("OUT_OF_RANGE", "Error, decoded message length too large: found 5242880 bytes, the limit is: 4194304 bytes"),
@@ -101,6 +102,15 @@ def test_too_large_request_is_worth_a_try_in_smaller_parts(code: str, details: s
     found = classify_error(Refusal(grpc.StatusCode[code], details), endpoint, Transport(), ServerProtocol.UNKNOWN)
     assert found.export_status is ExportStatus.TOO_LARGE
     assert details in found.detail
+
+
+def test_request_with_a_too_large_answer_is_sent_no_more() -> None:
+    endpoint = Endpoint("http://h:1", "h:1", False, "")
+    answered = "Stream removed (CLIENT: Received message larger than max (5242880 vs. 4194304))"  # gRPC's own error
+    refused = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, answered)
+    found = classify_error(refused, endpoint, Transport(), ServerProtocol.UNKNOWN)
+    assert found.export_status is ExportStatus.REJECTED
+    assert answered in found.detail
 
 
 @pytest.mark.parametrize("details", ["memory usage is above the limit", "too many requests"])
