@@ -59,6 +59,7 @@ def main() -> None:
 
     sys.modules["splunk_profiler"].__path__[:] = settings["package"]  # an import hook may have spread it
     Server(listener, _load_factory(settings), settings["token"]).run()
+    os._exit(0)  # all is sent or given up: a detector of the resource may wait for a network on a thread of the SDK's
 
 
 def _load_factory(settings: dict[str, Any]) -> Callable[[int], Session]:

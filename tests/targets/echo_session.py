@@ -2,14 +2,15 @@
 
 A stream of lines. ``pid`` is answered with the exporter's process id and that of the host, ``env NAME`` with a
 variable, ``prefix`` with the place of its Python, ``count`` with the number of bytes so far, ``raise`` by an exception,
-``slow`` has it never be done; other lines come back. With the variable SPLUNK_PROFILER_ECHO_FOLDER it writes, at the
-end, what it got to the file PID.
+``slow`` has it never be done, ``linger`` starts a thread that never ends; other lines come back. With the variable
+SPLUNK_PROFILER_ECHO_FOLDER it writes, at the end, what it got to the file PID.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -69,6 +70,8 @@ class EchoSession:
             raise ValueError("not a stream")
         elif word == b"slow":
             self._is_slow = True
+        elif word == b"linger":
+            threading.Thread(target=threading.Event().wait).start()
         elif word != b"drop":
             self._lines.append(line)
             self._answers.append(line)

@@ -311,6 +311,13 @@ def test_close_ends_in_time_when_the_exporter_is_stopped(connection: ExporterCon
     os.kill(pid, signal.SIGCONT)
 
 
+def test_exporter_does_not_wait_for_threads_of_what_it_has_loaded(connection: ExporterConnection) -> None:
+    pid = exporter_pid(connection)
+    send(connection, b"linger\n")
+    assert connection.close(30)
+    wait_for_end(pid)
+
+
 def test_session_that_fails_loses_its_connection_and_says_why(connection: ExporterConnection) -> None:
     assert ask(connection, b"first") == b"first"
     assert connection.send(b"second\nraise\n")
