@@ -27,18 +27,18 @@ def current_resource() -> Resource:
 @lru_cache(maxsize=1)
 def _detect_resource(pid: int) -> Resource:  # noqa: ARG001  # detectors may read it
     try:
-        return drop_instance_id(Resource.create(), OTELResourceDetector().detect().attributes)
+        return drop_detected(Resource.create(), OTELResourceDetector().detect().attributes, SERVICE_INSTANCE_ID)
     except RuntimeError:  # an ending interpreter cannot start the thread pool of the detectors
         return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
 
 
-def drop_instance_id(resource: Resource, configured: Mapping[str, object]) -> Resource:
-    """Remove the id that newer SDKs invent: a later provider and its spans may have another one.
+def drop_detected(resource: Resource, configured: Mapping[str, object], *prefixes: str) -> Resource:
+    """Remove attributes whose names begin with one of the prefixes, but not those that are `configured`.
 
-    One of the `configured` attributes stays.
+    One is ``service.instance.id``, which newer SDKs invent: a later provider and its spans may have another one.
     """
     others = {
-        key: value for key, value in resource.attributes.items() if key != SERVICE_INSTANCE_ID or key in configured
+        key: value for key, value in resource.attributes.items() if key in configured or not key.startswith(prefixes)
     }
     return Resource(others, resource.schema_url)
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.handover import from_values
 from splunk_profiler.export import destinations
 from splunk_profiler.export.deferred_sink import DeferredSink
-from splunk_profiler.export.resource import drop_instance_id
+from splunk_profiler.export.resource import drop_detected
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.exporter_process.loop_blockers import LoopBlockers
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
@@ -184,8 +184,9 @@ class StreamSession:
             resource = Resource(attributes, changed.schema_url)
         else:
             assert self._resolved is not None
-            configured = self._resolved.resource_attributes
-            resource = drop_instance_id(Resource.create({**configured, **attributes}), configured)
+            configured = {**self._resolved.resource_attributes, **attributes}
+            # A detector of processes describes this one.
+            resource = drop_detected(Resource.create(configured), configured, SERVICE_INSTANCE_ID, "process.")
         return resource.merge(Resource({PROCESS_PID: self._pid}))
 
     def _knows_service(self) -> bool:

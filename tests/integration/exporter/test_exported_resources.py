@@ -19,10 +19,10 @@ from splunk_profiler.config.tree import TREE
 _SERVICE = (*COMMAND, "run", "--", sys.executable, str(TESTS / "targets" / "uninstrumented.py"))
 
 
-def _resource_of(receiver: Receiver, target: Target) -> dict[str, Any]:
-    """Return the attributes that describe the service, of a record of this process."""
+def _resource_of(receiver: Receiver, target: Target, prefix: str) -> dict[str, Any]:
+    """Return the attributes with this prefix of a record of this process."""
     resource = receiver.record(lambda record: record["resource"]["process.pid"] == target.pid)["resource"]
-    return {key: value for key, value in resource.items() if key.startswith("service.")}
+    return {key: value for key, value in resource.items() if key.startswith(prefix)}
 
 
 def test_services_of_one_tree_have_resources_of_their_own() -> None:
@@ -31,9 +31,9 @@ def test_services_of_one_tree_have_resources_of_their_own() -> None:
     with Receiver() as receiver:
         settings = profiling_settings(receiver.url, 10, **{TREE: os.urandom(16).hex()})
         with Target(*_SERVICE, env={**settings, **web}) as first:
-            described = [_resource_of(receiver, first)]
+            described = [_resource_of(receiver, first, "service.")]
             with Target(*_SERVICE, env={**settings, **worker}) as second:
-                described.append(_resource_of(receiver, second))
+                described.append(_resource_of(receiver, second, "service."))
                 (exporter,) = exporters_with_variable(f"={receiver.url}")
                 for target in (second, first):
                     target.tell("stop")
@@ -43,3 +43,18 @@ def test_services_of_one_tree_have_resources_of_their_own() -> None:
         {"service.name": "web", "service.version": "1.2", "service.instance.id": "web-1"},
         {"service.name": "worker"},
     ]
+
+
+def test_detected_resource_has_nothing_of_the_exporter_process() -> None:
+    detected = {
+        "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "process,os",
+        "OTEL_RESOURCE_ATTRIBUTES": "service.name=shop,process.owner=me",
+    }
+    with Receiver() as receiver:
+        with Target(*_SERVICE, env={**profiling_settings(receiver.url, 10), **detected}) as target:
+            assert _resource_of(receiver, target, "os.").keys() == {"os.type", "os.version"}
+            assert _resource_of(receiver, target, "process.") == {"process.pid": target.pid, "process.owner": "me"}
+            (exporter,) = exporters_with_variable(f"={receiver.url}")
+            target.tell("stop")
+            assert target.finish() == 0, target.output
+        wait_for_end(exporter)
