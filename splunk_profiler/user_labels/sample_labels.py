@@ -25,7 +25,7 @@ RESERVED_NAMES = frozenset({"trace_id", "span_id", "trace_flags", "local_root_sp
         "exception type",
     }
 )
-RESERVED_PREFIXES = ("source.event.", "thread.", "gc.", "wait.", "task.", "exception.", "profiling.")
+RESERVED_PREFIXES = ("source.event.", "thread.", "gc.", "wait.", "task.", "exception.", "heap.", "profiling.")
 USER_PREFIX = "user."
 
 Labels = tuple[tuple[str, str], ...]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from profile_factory import small_profile
@@ -32,6 +34,7 @@ from splunk_profiler.user_labels.sample_labels import (
 )
 
 HERE = threading.get_ident
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 class Watcher:
@@ -178,6 +181,13 @@ def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
 @pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES), *(prefix + "name" for prefix in RESERVED_PREFIXES)])
 def test_a_label_with_a_name_of_the_profilers_own_is_sent_under_another(name: str) -> None:
     assert shown(**{name: "mine", "route": "/"}) == {f"user.{name}": "mine", "route": "/"}
+
+
+def test_all_documented_labels_of_the_profiler_are_reserved() -> None:
+    table = PAGE.read_text("utf-8").partition("\n| label | what it is |\n")[2].partition("\n\n")[0]
+    names = [name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert {"trace_id", "heap.age"} <= {*names}
+    assert not [name for name in names if shown(**{name: "mine"}) != {f"user.{name}": "mine"}]
 
 
 def test_names_of_profiler_labels_for_datadog_are_reserved() -> None:
