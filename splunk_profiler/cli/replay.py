@@ -37,9 +37,9 @@ _CHUNK_BYTES = 1 << 18
 @click.option(
     "--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Functions shown of each endpoint."
 )
-@click.option("--endpoints", type=click.IntRange(1), default=12, show_default=True, help="Endpoints shown.")
+@click.option("--spans", type=click.IntRange(1), default=12, show_default=True, help="Endpoints shown.")
 @click.option("--json", "as_json", is_flag=True, help="Print all numbers as JSON.")
-def replay(path: Path, top: int, endpoints: int, as_json: bool) -> None:
+def replay(path: Path, top: int, spans: int, as_json: bool) -> None:
     """Show what a kept stream says.
 
     PATH is a file that SPLUNK_PROFILER_OUTPUT=stream:DIRECTORY has made. It holds what the profiler has captured in one
@@ -51,7 +51,7 @@ def replay(path: Path, top: int, endpoints: int, as_json: bool) -> None:
     if as_json:
         print_json(to_dict(analysis, path), indent=2)
         return
-    draw(analysis, path, console=make_console(), top=top, spans=endpoints)
+    draw(analysis, path, console=make_console(), top=top, spans=spans)
     for line in playback.remarks:
         print_line(line)
 

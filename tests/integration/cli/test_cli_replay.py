@@ -40,6 +40,7 @@ def test_report_of_a_stream_has_endpoints_and_functions(kept: Path) -> None:
     drawn = splunk_profiler("replay", str(kept))
     assert "GET /cart" in drawn.stdout
     assert "__main__.price_items" in drawn.stdout
+    assert "more (--spans)" in splunk_profiler("replay", "--spans", "1", str(kept)).stdout
     assert kept.stat().st_mode & 0o077 == 0
 
 
