@@ -37,7 +37,9 @@ _CHUNK_BYTES = 1 << 18
 @click.option(
     "--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Functions shown of each endpoint."
 )
-@click.option("--spans", type=click.IntRange(1), default=12, show_default=True, help="Endpoints shown.")
+@click.option(
+    "--spans", "--endpoints", "spans", type=click.IntRange(1), default=12, show_default=True, help="Endpoints shown."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all numbers as JSON.")
 def replay(path: Path, top: int, spans: int, as_json: bool) -> None:
     """Show what a kept stream says.
