@@ -242,8 +242,7 @@ typedef struct {
 /* convert.c: frames that make_frame has returned; open addressing. GIL. */
 typedef struct {
     cached_frame *slots;
-    size_t size;
-    size_t count;
+    size_t size, count;
 } frame_cache;
 
 /* ticker_loop.c: the due capture, until a thread takes its deadline out. Atomic. */
