@@ -14,6 +14,7 @@ GIL = "GIL"  # what a thread waits for that has got all else: no stack tells
 _BOOTSTRAP_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
 _STARTUP_NAMESPACES = ("threading.", "weakref.", "_weakrefset.")  # a garbage collection may run in the start
 _INTERNAL_NAMESPACES = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
+_LABELS_NAMESPACE = "splunk_profiler.user_labels."  # its decorator calls what the application gave it
 _INTERNAL_THREAD_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
 _GRPC_THREAD_FUNCTIONS = frozenset({"channel_spin", "_poll_connectivity", "_deliver", "_serve"}) | frozenset(
     {"consume_request_iterator", "_consume_request_iterator"}
@@ -95,6 +96,6 @@ def _is_bootstrap(frame: Frame) -> bool:
 
 
 def _is_internal_frame(frame: Frame) -> bool:
-    if not frame.namespace.startswith(_INTERNAL_NAMESPACES):
+    if not frame.namespace.startswith(_INTERNAL_NAMESPACES) or frame.namespace.startswith(_LABELS_NAMESPACE):
         return False
     return not frame.namespace.startswith("grpc.") or frame.function in _GRPC_THREAD_FUNCTIONS

@@ -54,6 +54,8 @@ def test_threads_of_the_profiler_the_sdk_and_grpc_are_internal(calls: tuple[str,
         ("concurrent.futures.thread:_worker", *BOOTSTRAP),
         ("threading.Event:wait", "threading.Timer:run", *BOOTSTRAP[1:]),
         ("shop.Thread:run", *BOOTSTRAP[1:]),
+        ("shop:work", "splunk_profiler.user_labels.labels.labels.__call__.<locals>:labelled", *BOOTSTRAP),
+        ("shop:handle", "splunk_profiler.user_labels.labels.labels.__call__.<locals>:labelled"),
     ],
 )
 def test_threads_of_the_application_are_kept_whatever_they_call(calls: tuple[str, ...]) -> None:

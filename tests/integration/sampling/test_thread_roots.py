@@ -1,0 +1,36 @@
+"""Threads and tasks whose first function is C code or of a decorator, as a collector receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from received_profiles import ProfileSample, read
+from receiver_process import Receiver
+from target_process import Target, profiling_settings
+
+pytestmark = pytest.mark.skipif(
+    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
+)
+_FORMAT = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64"}
+
+
+def _has_sample(function: str, labels: dict[str, str]) -> Callable[[dict[str, Any]], bool]:
+    """Return the predicate of records whose profile has a sample of this function with these labels."""
+
+    def is_wanted(sample: ProfileSample) -> bool:
+        return f"__main__.{function}" in sample.functions and sample.labels.items() >= labels.items()
+
+    return lambda record: any(map(is_wanted, read(record).samples))
+
+
+def test_what_labels_decorate_is_sampled_in_threads_and_tasks() -> None:
+    with Receiver() as receiver:
+        env = profiling_settings(receiver.url, 10, **_FORMAT)
+        with Target("thread_roots.py", "decorated", env=env) as target:
+            receiver.record(_has_sample("compute_nightly", {"job": "nightly", "source.event.name": "timer"}))
+            receiver.record(_has_sample("wait_for_letters", {"job": "letters", "source.event.name": "task"}))
+            target.close_stdin()
+            assert target.finish() == 0, target.output
