@@ -29,7 +29,7 @@ def ask_exporter(exporter: ExporterEnd) -> HostStatus:
         StatusError: it does not say.
     """
     try:
-        token = _TOKEN.fullmatch(json.loads(environment_of(exporter.pid)[VARIABLE])["token"])
+        token = _TOKEN.fullmatch(json.loads((environment_of(exporter.pid) or {})[VARIABLE])["token"])
     except CommandError as error:
         raise StatusError(str(error)) from None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -70,9 +70,19 @@ def _check_last_results(status: HostStatus) -> Iterator[Finding]:
         yield note("delivery", fact) if delivered_s is None else good("delivery", fact)
         return
     fact = f"{fact}; failed {_duration(failed_s)} ago: {status.failure}"
-    is_last = delivered_s is None or failed_s < delivered_s
-    is_failing = is_last and (status.counters.waiting or failed_s < _RECENT_S)
-    yield failure("delivery", fact) if is_failing else warning("delivery", fact)
+    yield failure("delivery", fact) if _is_failing(status) else warning("delivery", fact)
+
+
+def is_delivering(status: HostStatus) -> bool:
+    """Return True if records were delivered, and no later ones have failed."""
+    return status.delivered_age_s is not None and not _is_failing(status)
+
+
+def _is_failing(status: HostStatus) -> bool:
+    delivered_s, failed_s = status.delivered_age_s, status.failed_age_s
+    if failed_s is None or (delivered_s is not None and failed_s >= delivered_s):
+        return False
+    return status.counters.waiting > 0 or failed_s < _RECENT_S
 
 
 def _losses(status: HostStatus) -> list[str]:

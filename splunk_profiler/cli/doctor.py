@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
@@ -19,7 +20,15 @@ from splunk_profiler.cli import checks, delivery_checks, destination_checks
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profiler_checks import check_host_profilers
 from splunk_profiler.cli.output import print_json, print_line
-from splunk_profiler.cli.process_checks import check_process, endpoint_of, environment_of, find_exporter, user_of
+from splunk_profiler.cli.process_checks import (
+    check_process,
+    check_settings,
+    endpoint_of,
+    environment_of,
+    find_exporter,
+    shares_network,
+    user_of,
+)
 from splunk_profiler.config import Resolved, environment, from_env
 from splunk_profiler.config.parsers import NoDestination, StreamDirectory
 from splunk_profiler.exporter_process.status import HostStatus, StatusError
@@ -30,6 +39,7 @@ _MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
     Verdict.WARNING: ("!", {"fg": "yellow"}),
     Verdict.FAILURE: ("✗", {"fg": "red"}),
 }
+_TRIES = {"Destination", "Test"}  # sections with results of tries from here
 _PAGE_WIDTH, _MAX_WIDTH, _MIN_WIDTH = 100, 140, 20
 
 
@@ -56,10 +66,52 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     if own_env.get("NO_COLOR"):
         click.get_current_context().color = False
     env = own_env if pid is None else environment_of(pid)
-    resolved = from_env(env)
-    uid = os.geteuid()
+    resolved = None if env is None else from_env(env)
+    sections: dict[str, list[Finding]] = {}
+    status = None
     if pid is not None:
-        uid, resolved = user_of(pid), resolved._replace(endpoint=endpoint_of(pid, resolved.endpoint))
+        resolved, sections, status = _examine_process(pid, resolved)
+    if resolved is not None:
+        uid = os.geteuid() if pid is None else user_of(pid)
+        sections |= _examine_settings(resolved, env or {}, uid, sends=not no_export)
+        if not isinstance(resolved.destination, NoDestination):
+            _excuse_failed_tries(sections, pid, status)
+    failures = _select(sections, Verdict.FAILURE)
+    if as_json:
+        of_records = None if status is None else status.to_dict()
+        print_json({**_to_dict(resolved, sections, bool(failures)), "records": of_records}, indent=2)
+    else:
+        _print(resolved, sections, failures)
+    return int(bool(failures))
+
+
+def _examine_process(
+    pid: int, resolved: Resolved | None
+) -> tuple[Resolved | None, dict[str, list[Finding]], HostStatus | None]:
+    """Return the settings of a running process, the sections on it, and what its exporter process says of its records.
+
+    `resolved` are the settings in the environment that it was started with; settings that are not known are None.
+    """
+    exporter, status = find_exporter(pid), None
+    endpoint, doubts = None, check_settings(pid, resolved, exporter)
+    if doubts or resolved is None:
+        resolved = None
+    else:
+        endpoint = endpoint_of(pid, resolved.endpoint)
+        resolved = resolved._replace(endpoint=endpoint)
+    target = "" if endpoint is None else endpoint.authority
+    sections = {"Process": [*check_process(pid, target, exporter and exporter.pid), *doubts]}
+    if exporter is not None:
+        try:
+            status = delivery_checks.ask_exporter(exporter)
+            sections["Records"] = [*delivery_checks.check_records(status)]
+        except StatusError as error:
+            sections["Records"] = [delivery_checks.unknown(error)]
+    return resolved, sections, status
+
+
+def _examine_settings(resolved: Resolved, env: Mapping[str, str], uid: int, *, sends: bool) -> dict[str, list[Finding]]:
+    """Return the sections on the settings of a process of `uid`; `sends` a test record."""
     sections = {
         "Switch": [*checks.check_switches(resolved), *checks.check_activation(env)],
         "Interpreter": [*checks.check_interpreter(resolved)],
@@ -72,44 +124,41 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         "Destination": [*destination_checks.check_destination(resolved, env, uid)],
         "Host profilers": [*check_host_profilers(resolved, env, uid)],
     }
-    status = None
-    if pid is not None:
-        of_process, status = _examine_process(pid, resolved)
-        sections = {**of_process, **sections}
-    if not no_export and not isinstance(resolved.destination, (NoDestination, StreamDirectory)):
+    if sends and not isinstance(resolved.destination, (NoDestination, StreamDirectory)):
         sections["Test"] = [*destination_checks.check_export(resolved, uid)]
-    failures = _select(sections, Verdict.FAILURE)
-    if as_json:
-        of_records = None if status is None else status.to_dict()
-        print_json({**_to_dict(resolved, sections, bool(failures)), "records": of_records}, indent=2)
+    return sections
+
+
+def _excuse_failed_tries(sections: dict[str, list[Finding]], pid: int | None, status: HostStatus | None) -> None:
+    """Make warnings of failed tries where records arrive all the same, or the process tries from elsewhere."""
+    remedy = ""
+    if status is not None and delivery_checks.is_delivering(status):
+        excuse = "yet the records of the process arrive, perhaps through a proxy"
+    elif pid is not None and not shares_network(pid):
+        excuse = "this was tried from here, and the process is in another network namespace"
+        remedy = "ask in that namespace, as in the container of the process"
+    elif "Test" in sections and sections["Test"][-1].verdict is Verdict.GOOD:
+        excuse = "yet the test export arrived, perhaps through a proxy"
     else:
-        _print(resolved, sections, failures)
-    return int(bool(failures))
-
-
-def _examine_process(pid: int, resolved: Resolved) -> tuple[dict[str, list[Finding]], HostStatus | None]:
-    """Return the sections on a running process, and what its exporter process says of its records."""
-    target = resolved.endpoint.authority if resolved.endpoint is not None else ""
-    exporter, status = find_exporter(pid), None
-    sections = {"Process": [*check_process(pid, target, exporter and exporter.pid)]}
-    if exporter is not None:
-        try:
-            status = delivery_checks.ask_exporter(exporter)
-            sections["Records"] = [*delivery_checks.check_records(status)]
-        except StatusError as error:
-            sections["Records"] = [delivery_checks.unknown(error)]
-    return sections, status
+        return
+    for title in _TRIES & sections.keys():
+        sections[title] = [
+            replace(finding, verdict=Verdict.WARNING, fact=f"{finding.fact}; {excuse}", remedy=remedy or finding.remedy)
+            if finding.verdict is Verdict.FAILURE
+            else finding
+            for finding in sections[title]
+        ]
 
 
 def _select(sections: dict[str, list[Finding]], verdict: Verdict) -> list[Finding]:
     return [finding for section in sections.values() for finding in section if finding.verdict is verdict]
 
 
-def _to_dict(resolved: Resolved, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:
-    endpoint = resolved.endpoint
+def _to_dict(resolved: Resolved | None, sections: dict[str, list[Finding]], failed: bool) -> dict[str, object]:
+    endpoint = None if resolved is None else resolved.endpoint
     return {
         "samples_would_flow": not failed,
-        "settings": [setting._asdict() for setting in checks.settings(resolved)],
+        "settings": [] if resolved is None else [setting._asdict() for setting in checks.settings(resolved)],
         "endpoint": endpoint
         and {
             "url": endpoint.url,
@@ -125,12 +174,9 @@ def _to_dict(resolved: Resolved, sections: dict[str, list[Finding]], failed: boo
     }
 
 
-def _print(resolved: Resolved, sections: dict[str, list[Finding]], failures: list[Finding]) -> None:
-    _print_title("Settings in effect")
-    settings = [(f"  {name}", value or "(not set)", origin) for name, value, origin in checks.settings(resolved)]
-    widths = [max(len(row[column]) for row in settings) for column in range(2)]
-    for name, value, origin in settings:
-        print_line(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}", dim=origin == "default")
+def _print(resolved: Resolved | None, sections: dict[str, list[Finding]], failures: list[Finding]) -> None:
+    if resolved is not None:
+        _print_settings(resolved)
     for title, section in sections.items():
         _print_title(title)
         width = max((len(finding.subject) for finding in section), default=0)
@@ -147,6 +193,14 @@ def _print(resolved: Resolved, sections: dict[str, list[Finding]], failures: lis
         warns = bool(_select(sections, Verdict.WARNING))
         title = "Samples would flow; see what is marked with ! above." if warns else "Samples would flow."
         _print_title(title, fg="yellow" if warns else "green")
+
+
+def _print_settings(resolved: Resolved) -> None:
+    _print_title("Settings in effect")
+    settings = [(f"  {name}", value or "(not set)", origin) for name, value, origin in checks.settings(resolved)]
+    widths = [max(len(row[column]) for row in settings) for column in range(2)]
+    for name, value, origin in settings:
+        print_line(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}", dim=origin == "default")
 
 
 def _print_title(title: str, **style: Any) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.unix_peers import UnixSocket, unix_peers
+from splunk_profiler.config import Resolved
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.system.threads import read_proc_file
@@ -25,8 +26,8 @@ _ESTABLISHED = "01"
 _MAX_COMM_LENGTH = 15  # the kernel's limit for the name of a thread
 
 
-def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with.
+def environment_of(pid: int) -> dict[str, str] | None:
+    """Return the environment that a process was started with; None if it has written its title over it.
 
     Raises:
         CommandError: there is no such process, or it belongs to another user.
@@ -39,13 +40,21 @@ def environment_of(pid: int) -> dict[str, str]:
         raise CommandError(f"process {pid} belongs to another user; run this as that user or as root") from None
     except OSError as error:
         raise CommandError(f"process {pid} cannot be examined: {error.strerror}") from None
-    pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
+    entries = text.removesuffix("\0").split("\0") if text else []
+    if not all("=" in entry for entry in entries):  # setproctitle, and servers of their own, pad what they overwrite
+        return None
+    pairs = (entry.partition("=") for entry in entries)
     return {name: value for name, _, value in pairs}
 
 
 def user_of(pid: int) -> int:
     """Return the effective user id of a process; root's if it has ended."""
     return _read_status(pid, r"Uid:\s*\d+\s*(\d+)")
+
+
+def shares_network(pid: int) -> bool:
+    """Return True if a process is in the network namespace of this one."""
+    return _read_link(_root_of(pid) / "ns" / "net") == _read_link(Path("/proc/self/ns/net"))
 
 
 def endpoint_of(pid: int, endpoint: Endpoint | None) -> Endpoint | None:
@@ -73,6 +82,22 @@ def find_exporter(pid: int) -> ExporterEnd | None:
     return next((ExporterEnd(int(exporter.name), end) for exporter, end in found), None)
 
 
+def check_settings(pid: int, resolved: Resolved | None, exporter: ExporterEnd | None) -> list[Finding]:
+    """Return why the settings in effect in process `pid` are not known; nothing if they are `resolved`.
+
+    These are those of the environment that it was started with, None if that is not known.
+    """
+    if resolved is None:
+        fact = "not known: the process has overwritten the environment that it was started with, as setproctitle does"
+        remedy = "ask in the environment of the service: splunk-profiler run -- splunk-profiler doctor"
+        return [warning("settings", fact, remedy)]
+    is_on = not resolved.sdk_disabled and (resolved.samples if exporter else resolved.runs)
+    if is_on or not (exporter or _find_profiler(pid)):
+        return []
+    fact = "not known: the environment that it was started with leaves the profiler off, so its code has switched it on"
+    return [warning("settings", fact, "the log of the process says them at the start (logger splunk_profiler, INFO)")]
+
+
 def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[Finding]:
     """Look for the profiler in process `pid`; `target` is ``host:port`` of its collector, or empty."""
     root = _root_of(pid)
@@ -87,12 +112,8 @@ def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[F
     if "python" not in maps and "python" not in executable:
         yield failure("process", "no Python in it", "name the Python process itself, perhaps a child of this one")
         return
-    names = {read_proc_file(task / "comm").strip() for task in _list_directory(root / "task")}
-    profiler_threads = sorted(name for name in names if name.startswith("splunk-profiler"[:_MAX_COMM_LENGTH]))
-    if profiler_threads:
-        yield good("profiler", f"its threads run ({', '.join(profiler_threads)})")
-    elif "/splunk_profiler/_walker" in maps:
-        yield good("profiler", "its native walker is loaded, so it was started")
+    if profiler := _find_profiler(pid):
+        yield good("profiler", profiler)
     else:
         fact = "not seen: neither its native walker nor its threads (with the portable walker that can be so)"
         yield warning("profiler", fact, "see whether the process logged why it did not start")
@@ -100,7 +121,7 @@ def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[F
     if publishing_libraries:
         fact = f"libraries that they look for are loaded ({', '.join(publishing_libraries)}…)"
         yield good("host profilers", fact, f"to see what they would read: splunk-profiler inspect {pid}")
-    if exporter_pid is None and _find_exporters() and not _are_sockets_visible(root):
+    if exporter_pid is None and _find_exporters() and not (unix_peers() and shares_network(pid)):
         fact = "an exporter process runs here, and the kernel does not say whether it serves this process"
         yield note("exporter", fact, "ask as root in the network namespace of the process")
         return
@@ -113,6 +134,17 @@ def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[F
         yield good("connection", f"{count} open to port {port}")
     else:
         yield warning("connection", f"none open to port {port} ({target}) at this moment")
+
+
+def _find_profiler(pid: int) -> str:
+    """Return what is seen of the profiler in process `pid`; empty if nothing is."""
+    root = _root_of(pid)
+    names = {read_proc_file(task / "comm").strip() for task in _list_directory(root / "task")}
+    if threads := sorted(name for name in names if name.startswith("splunk-profiler"[:_MAX_COMM_LENGTH])):
+        return f"its threads run ({', '.join(threads)})"
+    if "/splunk_profiler/_walker" in read_proc_file(root / "maps"):
+        return "its native walker is loaded, so it was started"
+    return ""
 
 
 def _exporter_finding(exporter_pid: int | None, *, has_grpc: bool, needs_grpc: bool) -> Finding:
@@ -145,11 +177,6 @@ def _read_status(pid: int, pattern: str) -> int:
     """Return the number that `pattern` finds at the beginning of a line of the process's status; 0 without one."""
     found = re.search(f"^{pattern}", read_proc_file(_root_of(pid) / "status"), re.MULTILINE)
     return int(found[1]) if found else 0
-
-
-def _are_sockets_visible(root: Path) -> bool:
-    own = _read_link(Path("/proc/self/ns/net"))
-    return bool(unix_peers()) and _read_link(root / "ns" / "net") == own
 
 
 def _count_connections(root: Path, port: int) -> int:
