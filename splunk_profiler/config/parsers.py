@@ -5,12 +5,11 @@ Owns the errors that this package raises. Pure; imports nothing of ours.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
-from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 DEFAULT_OTLP_PORT = 4317
 DEFAULT_AGENT_PORT = 8126
@@ -55,7 +54,7 @@ class Endpoint(NamedTuple):
     def path(self) -> str:
         """Path of the Unix socket; empty for a host and port."""
         path = self.target.removeprefix("unix:")
-        return os.fsdecode(unquote_to_bytes(path)) if path != self.target else ""
+        return unquote(path, errors="surrogateescape") if path != self.target else ""
 
     @property
     def authority(self) -> str:
@@ -257,7 +256,7 @@ def _parse_target(url: str, insecure: bool | None) -> tuple[str, bool]:
     scheme, separator, rest = url.partition(":")
     scheme = scheme.lower()
     if scheme == "unix":
-        return f"unix:{quote(os.fsencode(_parse_socket_path(rest)))}", insecure is False
+        return f"unix:{quote(_parse_socket_path(rest), errors='surrogateescape')}", insecure is False
     if scheme == "dns":
         leading = "///" if rest.startswith("///") else ""
         return f"dns:{leading}{_parse_host_and_port(rest.removeprefix('///'))}", not insecure
@@ -297,7 +296,7 @@ def _parse_socket_path(rest: str) -> str:
     if path != rest and not path.startswith("/"):
         raise ConfigError("the path of the socket is not absolute, although // is before it")
     try:
-        size = len(os.fsencode(path))
+        size = len(path.encode(errors="surrogateescape"))  # a variable may have any bytes
     except UnicodeEncodeError:
         raise ConfigError("the path of the socket has characters that no file name here has") from None
     if not 0 < size <= _MAX_SOCKET_PATH_BYTES or "\0" in path or has_secret(path):
