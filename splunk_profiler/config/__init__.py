@@ -30,16 +30,11 @@ from splunk_profiler.config.parsers import (
     parse_tags,
     quote_redacted,
 )
-from splunk_profiler.config.settings import SETTINGS, Setting
+from splunk_profiler.config.settings import SETTINGS, Setting, select_variables
 
 DEFAULT_ENDPOINT = "https://localhost:4317"
 _GENERAL_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_OPTIONAL_FIELD_TYPES: Mapping[str, type] = {
-    "logs_endpoint": str,
-    "logs_headers": str,
-    "export_interval_ms": int,
-    "socket_directory": str,
-}
+_FIELD_TYPES: Mapping[str, type] = {"bool": bool, "float": float, "int": int, "str": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,7 @@ class Config:
             value = getattr(self, item.name)
             if value is None and item.default is None:
                 continue
-            expected_type = type(item.default) if item.default is not None else _OPTIONAL_FIELD_TYPES[item.name]
+            expected_type = _FIELD_TYPES[str(item.type).removesuffix(" | None")]
             setting = next(setting for setting in SETTINGS if setting.field == item.name)
             try:
                 if type(value) is not expected_type:
@@ -234,6 +229,7 @@ class Resolved(NamedTuple):
         resource_attributes: attributes from ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES``,
             for the time before there is a `TracerProvider`.
         tags: from ``DD_TAGS``.
+        variables: those of the environment that all this may come from, secrets included.
     """
 
     config: Config
@@ -245,6 +241,11 @@ class Resolved(NamedTuple):
     transport: Transport
     resource_attributes: Mapping[str, str]
     tags: Mapping[str, str]
+    variables: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        """Return a text without secrets."""
+        return f"Resolved(config={self.config!r})"
 
     @property
     def samples(self) -> bool:
@@ -344,9 +345,8 @@ def _resolve(
         is_other_host = _sends_to_other_host(endpoint, env)
         transport, transport_warnings = parse_transport(env, config.logs_headers or "", is_other_host=is_other_host)
         warnings += transport_warnings if config.samples else ()
-    name = env.get("OTEL_SERVICE_NAME", "").strip()
     resource_attributes = parse_attributes(env.get("OTEL_RESOURCE_ATTRIBUTES", ""))
-    if name:
+    if name := env.get("OTEL_SERVICE_NAME", "").strip():
         resource_attributes["service.name"] = name
     return Resolved(
         config=config,
@@ -358,6 +358,7 @@ def _resolve(
         transport=transport,
         resource_attributes=resource_attributes,
         tags=parse_tags(env.get("DD_TAGS", "")),
+        variables=select_variables(env),
     )
 
 

@@ -8,20 +8,21 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from splunk_profiler.config import Config, Resolved, environment, from_config
+from splunk_profiler.config import Config, Resolved, from_config
 from splunk_profiler.config.parsers import ConfigError, has_secret
-
-_PREFIXES = ("OTEL_", "SPLUNK_", "DD_")  # of the variables that settings may come from
 
 
 def to_values(resolved: Resolved) -> dict[str, Any]:
-    """Return the settings, secrets included. The exporter process has another working directory: paths are absolute."""
+    """Return the settings, secrets included, as they were resolved, whatever the environment is now.
+
+    The exporter process has another working directory: paths are absolute.
+    """
     config, endpoint, certificates = resolved.config, resolved.endpoint, resolved.transport.certificates
     values = {item.name: getattr(config, item.name) for item in fields(config)}
     origins = dict(resolved.origins)
     if endpoint is not None and endpoint.path:
         values["logs_endpoint"], origins["logs_endpoint"] = f"unix:{_absolute(endpoint.path)}", endpoint.setting
-    variables = {name: value for name, value in environment().items() if name.startswith(_PREFIXES)}
+    variables = dict(resolved.variables)
     variables.update(zip(certificates.settings, map(_absolute, certificates.files), strict=True))
     return {
         "config": {item.name: values[item.name] for item in fields(config) if values[item.name] != item.default},

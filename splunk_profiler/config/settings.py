@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from splunk_profiler.config.otlp_transport import LOGS_HEADERS_SETTING
@@ -19,6 +19,8 @@ from splunk_profiler.config.parsers import (
     validate_destination,
     validate_endpoint,
 )
+
+_PREFIXES = ("OTEL_", "SPLUNK_", "DD_")  # of the variables that resolving a `Config` may read
 
 
 class Setting(NamedTuple):
@@ -73,3 +75,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("SPLUNK_SNAPSHOT_SAMPLING_INTERVAL", "snapshot_interval_ms", integer_parser(1, 3_600_000)),
     Setting("SPLUNK_SNAPSHOT_SELECTION_PROBABILITY", "snapshot_probability", parse_probability),
 )
+
+
+def select_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `env` that resolving a `Config` may read."""
+    return {name: value for name, value in env.items() if name.startswith(_PREFIXES)}

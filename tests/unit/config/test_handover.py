@@ -1,0 +1,38 @@
+"""The settings that a process hands over to the exporter process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from splunk_profiler.config import from_env
+from splunk_profiler.config.handover import from_values, to_values
+
+_SETTINGS = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
+    "OTEL_EXPORTER_OTLP_HEADERS": "x-token=sesame",
+    "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=sesame",
+    "DD_TAGS": "team:sesame",
+    "SPLUNK_PROFILER_ENABLED": "true",
+    "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+}
+
+
+def test_settings_that_left_the_environment_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in _SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    resolved = from_env()
+    for name in _SETTINGS:
+        monkeypatch.delenv(name)
+    handed_over = from_values(json.loads(json.dumps(to_values(resolved))))
+    assert handed_over._replace(variables=resolved.variables) == resolved
+
+
+def test_only_variables_that_settings_may_come_from_are_kept() -> None:
+    resolved = from_env({**_SETTINGS, "DATABASE_PASSWORD": "sesame"})
+    assert resolved.variables == _SETTINGS
+
+
+def test_resolved_settings_print_no_variable() -> None:
+    assert "sesame" not in repr(from_env(_SETTINGS))
