@@ -21,7 +21,7 @@ from splunk_profiler.model import (
     UnattributedTime,
 )
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
-from splunk_profiler.pipeline.stack_filters import GIL, has_internal_name, is_internal, waiting_on
+from splunk_profiler.pipeline.stack_filters import GIL, has_internal_name, hides_first_function, is_internal, waiting_on
 from splunk_profiler.pipeline.thread_states import IdleTime, ThreadStates
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
 from splunk_profiler.raw import STATE_READY, STATE_RUNNING, STATE_WANTS_GIL
@@ -119,7 +119,7 @@ class SnapshotBuilder:
         """Return True for a thread of the profiler, the SDK or gRPC, unless these are included."""
         stack = state.stack
         return not self._include_internal and (
-            stack.derive(is_internal) or (stack.truncated and has_internal_name(state.info.thread.name))
+            stack.derive(is_internal) or (hides_first_function(stack) and has_internal_name(state.info.thread.name))
         )
 
     def _sample(self, captured: CapturedSnapshot, state: ThreadState, period_ns: int) -> Sample | None:

@@ -11,11 +11,12 @@ from splunk_profiler.model import Frame, Stack
 from splunk_profiler.pipeline.waits import call_kind
 
 GIL = "GIL"  # what a thread waits for that has got all else: no stack tells
-_BOOTSTRAP_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run", "_run", "_context_run"})
+_BOOTSTRAP_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})
 _STARTUP_NAMESPACES = ("threading.", "weakref.", "_weakrefset.")  # a garbage collection may run in the start
 _INTERNAL_NAMESPACES = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
 _LABELS_NAMESPACE = "splunk_profiler.user_labels."  # its decorator calls what the application gave it
 _INTERNAL_THREAD_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
+_INTERNAL_TARGETS = ("(channel_spin)", "(_poll_wrapper)")  # functions of gRPC, as `Thread` adds them to its names
 _GRPC_THREAD_FUNCTIONS = frozenset({"channel_spin", "_poll_connectivity", "_deliver", "_serve"}) | frozenset(
     {"consume_request_iterator", "_consume_request_iterator"}
 )
@@ -67,28 +68,34 @@ def waiting_on(stack: Stack) -> str:
     return wait or call_kind(top.call)
 
 
+def hides_first_function(stack: Stack) -> bool:
+    """Return True if the frames do not tell what a thread runs: its first function is in C, or was left out."""
+    return stack.truncated or _is_bootstrap(stack.frames[0])
+
+
 def has_internal_name(name: str) -> bool:
     """Return True for names that the profiler, the OpenTelemetry SDK or gRPC gives its threads.
 
-    Meant for truncated stacks only, as a user may give any name to any thread.
+    Meant for stacks that hide the first function only, as a user may give any name to any thread.
     """
-    return name.startswith(_INTERNAL_THREAD_NAMES) or name.endswith("(channel_spin)")
+    return name.startswith(_INTERNAL_THREAD_NAMES) or name.endswith(_INTERNAL_TARGETS)
 
 
 def is_internal(stack: Stack) -> bool:
     """Return True for threads of the profiler, the OpenTelemetry SDK, gRPC and those without Python frames.
 
-    The thread's first function decides, whatever its name. A truncated stack counts as the application's.
+    The thread's first function decides, whatever its name. A truncated stack counts as the application's, and so does
+    one that ends with `Thread.run`: the application has given it a function in C, such as ``run_forever`` of uvloop.
     """
     if stack.truncated:
         return False
-    is_starting = False
+    is_starting = not stack.frames
     for frame in reversed(stack.frames):
         if not _is_bootstrap(frame):
             # Threads that are starting or ending run no application code; they count as internal.
             return (is_starting and frame.namespace.startswith(_STARTUP_NAMESPACES)) or _is_internal_frame(frame)
-        is_starting = frame.function == "_bootstrap_inner"
-    return True
+        is_starting = frame.function != "run" or frame.line == frame.first_line  # there it has called nothing yet
+    return is_starting
 
 
 def _is_bootstrap(frame: Frame) -> bool:

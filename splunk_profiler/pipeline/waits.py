@@ -80,7 +80,7 @@ _MODULES = (
     *("aiomysql.pool", "aiopg.pool", "dbutils.pooled_db", "urllib3.connectionpool"),
 )
 _CALL_KINDS = {"with": "lock", "acquire": "lock", "get": "queue"}  # of `Frame.call`
-_BOOTSTRAP_FUNCTIONS = {"_bootstrap", "_bootstrap_inner", "run", "_context_run"}
+_BOOTSTRAP_FUNCTIONS = {"_bootstrap", "_bootstrap_inner", "run"}
 # With the function that waits: who puts into a full queue waits for others to work.
 _WAITS_FOR_WORK = {("queue", "get"), ("condition", "wait"), ("condition", "wait_for"), ("event", "wait")}
 

@@ -1,12 +1,19 @@
-"""Threads and tasks with unusual first functions: ``thread_roots.py SCENARIO``, profiled as the environment says."""
+"""Threads and tasks with unusual first functions: ``thread_roots.py SCENARIO``, profiled as the environment says.
+
+Prints the line ``ledger {…}`` with what the test of the scenario wants to know, once it and the profiler have ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
-from marked_work import say
+from marked_work import load_exporter, say
 
 import splunk_profiler
 
@@ -24,7 +31,7 @@ async def wait_for_letters() -> None:
     await asyncio.sleep(1000)
 
 
-def decorated() -> None:
+def decorated() -> dict[str, Any]:
     """A decorated function in a thread and one in a task, until standard input ends."""
 
     async def serve() -> None:
@@ -37,16 +44,41 @@ def decorated() -> None:
     asyncio.run(serve())
     over.set()
     nightly.join()
+    return {}
 
 
-SCENARIOS = {each.__name__: each for each in (decorated,)}
+def answer() -> None:
+    time.sleep(0.3)
+
+
+def in_c() -> dict[str, Any]:
+    """A thread that works in C alone, while an event loop in C waits that runs a callback at last."""
+    import uvloop  # noqa: PLC0415  # not there for each interpreter
+
+    loop = uvloop.new_event_loop()
+    serving = threading.Thread(target=loop.run_forever, name="loop")
+    serving.start()
+    began_ns = time.process_time_ns()
+    keys = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 3_000_000), name="keys")
+    keys.start()
+    keys.join()
+    used_ns = time.process_time_ns() - began_ns
+    loop.call_soon_threadsafe(answer)
+    loop.call_soon_threadsafe(loop.stop)
+    serving.join()
+    loop.close()
+    return {"keys_ns": used_ns}
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {each.__name__: each for each in (decorated, in_c)}
 
 
 def main() -> None:
+    load_exporter()
     assert splunk_profiler.start()
-    SCENARIOS[sys.argv[1]]()
+    facts = SCENARIOS[sys.argv[1]]()
     splunk_profiler.stop(10)
-    say("stopped")
+    say("ledger", facts)
 
 
 if __name__ == "__main__":

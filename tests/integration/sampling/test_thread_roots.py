@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from received_profiles import ProfileSample, read
+from ledger_run import run_target
+from received_profiles import ProfileSample, all_samples, read
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
@@ -34,3 +35,15 @@ def test_what_labels_decorate_is_sampled_in_threads_and_tasks() -> None:
             receiver.record(_has_sample("wait_for_letters", {"job": "letters", "source.event.name": "task"}))
             target.close_stdin()
             assert target.finish() == 0, target.output
+
+
+def test_thread_that_runs_c_code_alone_is_the_applications() -> None:
+    pytest.importorskip("uvloop", reason="uvloop is not installed for this interpreter")
+    run = run_target("thread_roots.py", "in_c", **_FORMAT)
+    samples = all_samples([read(record) for record in run.records])
+    keys_ns = sum(one.cpu_ns for one in samples if one.labels.get("thread.name") == "keys")
+    assert keys_ns > 0.5 * run.ledger["keys_ns"]
+    of_loop = [one for one in samples if one.labels.get("thread.name") == "loop"]
+    answer_ns = sum(one.wall_ns for one in of_loop if "__main__.answer" in one.functions)
+    waiting_ns = sum(one.wall_ns for one in of_loop if one.functions[0] == "threading.Thread.run")
+    assert 0 < answer_ns < waiting_ns, "the callback is shorter than the wait before it"

@@ -170,6 +170,22 @@ def test_internal_threads_are_left_out_however_shallow_the_stacks_are(choice: Wa
     assert {*names} <= {sample.thread.thread.name for sample in everything.samples}
 
 
+def test_threads_that_run_c_code_alone_are_left_out_by_their_names(watcher: Watcher) -> None:
+    names = ("Thread-1 (_poll_wrapper)", "OtelBatchSpanRecordProcessor", "Thread-1 (get)")
+    letters, run = queue.SimpleQueue[None](), threading.Thread.run.__code__
+    subjects = [threading.Thread(target=letters.get, name=name) for name in names]
+    for subject in subjects:
+        subject.start()
+        while (top := top_frame(subject.ident or 0)).f_code is not run or top.f_lineno == run.co_firstlineno:
+            os.sched_yield()
+    seen = {sample.thread.thread.name for sample in watcher.look().samples}
+    for _ in subjects:
+        letters.put(None)
+    for subject in subjects:
+        subject.join()
+    assert seen & {*names} == {"Thread-1 (get)"}
+
+
 def test_threads_come_oldest_first_and_keep_their_index(watcher: Watcher) -> None:
     with thread(lambda wait: wait(), "first"), thread(lambda wait: wait(), "second"):
         for _ in range(2):

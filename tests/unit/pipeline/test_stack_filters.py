@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from splunk_profiler.model import Frame, Stack
@@ -31,8 +33,8 @@ BOOTSTRAP = ("threading.Thread:run", "threading.Thread:_bootstrap_inner", "threa
         ("grpc._channel._run_channel_spin_thread.<locals>:channel_spin", *BOOTSTRAP),
         ("grpc._server:_serve", *BOOTSTRAP),
         ("shop:on_change", "grpc._channel:_deliver", *BOOTSTRAP),
-        BOOTSTRAP,
         BOOTSTRAP[1:],
+        BOOTSTRAP[2:],
         ("threading.Condition:notify_all", "threading.Event:set", *BOOTSTRAP[1:]),
         ("threading.Thread:_delete", *BOOTSTRAP[1:]),
         ("_weakrefset.WeakSet.__init__.<locals>:_remove", *BOOTSTRAP[1:]),
@@ -55,11 +57,20 @@ def test_threads_of_the_profiler_the_sdk_and_grpc_are_internal(calls: tuple[str,
         ("threading.Event:wait", "threading.Timer:run", *BOOTSTRAP[1:]),
         ("shop.Thread:run", *BOOTSTRAP[1:]),
         ("shop:work", "splunk_profiler.user_labels.labels.labels.__call__.<locals>:labelled", *BOOTSTRAP),
+        BOOTSTRAP,
+        ("threading.Timer:run", *BOOTSTRAP[1:]),
         ("shop:handle", "splunk_profiler.user_labels.labels.labels.__call__.<locals>:labelled"),
     ],
 )
 def test_threads_of_the_application_are_kept_whatever_they_call(calls: tuple[str, ...]) -> None:
     assert not is_internal(_stack(*calls))
+
+
+def test_thread_that_has_not_called_its_target_yet_is_internal() -> None:
+    stack = _stack(*BOOTSTRAP)
+    run = stack.frames[0]
+    assert is_internal(Stack((replace(run, line=982, first_line=982), *stack.frames[1:]), truncated=False))
+    assert not is_internal(Stack((replace(run, line=993, first_line=982), *stack.frames[1:]), truncated=False))
 
 
 def test_a_stack_without_its_root_is_the_applications() -> None:
