@@ -22,6 +22,7 @@ from splunk_profiler.stream.captured import StartTime
 
 _MAX_STARTUP_NS = 2_000_000_000  # a thread of that age may still wait for its first step
 _MAX_SHORT_LIVED_SNAPSHOTS = 8  # a thread in more snapshots does not stand for others that are in none
+_MAX_ENDED_THREADS = 4_096
 
 
 class ThreadTimeDelta(NamedTuple):
@@ -65,7 +66,7 @@ class ThreadTimes:
     def __init__(self) -> None:
         self._usage_by_thread: dict[int, _ThreadUsage] = {}
         self._missing_threads: set[int] = set()
-        # Those that ended while a new thread of their age would be charged from its start. One may still come back.
+        # Those that left last. A thread of C code comes back with its next Python code, perhaps after hours.
         self._ended_threads: dict[int, _ThreadUsage] = {}
         self._deadline_ns = self._captured_ns = self._previous_captured_ns = 0
         self._previous_deadline_ns: int | None = None
@@ -135,13 +136,14 @@ class ThreadTimes:
 
     def end(self, ended_threads: Iterable[int]) -> tuple[UnattributedTime, ...]:
         """End a snapshot, in which `ended_threads` of the previous one are missing; return its unattributed time."""
-        self._forget_ended_threads()
         for thread in self._missing_threads:
             usage = self._ended_threads[thread] = self._usage_by_thread.pop(thread)
             lifetime_ns = _unsampled_lifetime_ns(usage)
             usage.charged_until_ns += lifetime_ns
             self._unattributed_wall_ns += lifetime_ns
         self._missing_threads.clear()
+        while len(self._ended_threads) > _MAX_ENDED_THREADS:
+            del self._ended_threads[next(iter(self._ended_threads))]
         for thread in ended_threads:  # one may come back: walkers leave out unreadable threads
             missing = self._usage_by_thread.get(thread)
             if missing is not None and missing.seen_ns != self._captured_ns:  # else another thread has its id
@@ -167,7 +169,7 @@ class ThreadTimes:
         return self._take_unattributed() if self._previous_deadline_ns is not None else ()
 
     def _find(self, thread: int, start_time: StartTime | None, cpu_ns: int) -> _ThreadUsage | None:
-        """Return the times of a thread, perhaps of one that seemed to have ended: its absence goes into no sample."""
+        """Return the times of a thread, perhaps of one that seemed to have ended."""
         usage, ended = self._usage_by_thread.get(thread), self._ended_threads.pop(thread, None)
         found = usage or ended
         if found is None:
@@ -175,18 +177,21 @@ class ThreadTimes:
         is_other = 0 < cpu_ns < found.cpu_ns if start_time is None else start_time.earliest_ns > found.seen_ns
         if is_other:
             return None  # it has a reused id
-        if usage is None and found.is_sampled:
-            absence_ns = max((self._previous_deadline_ns or 0) - found.charged_until_ns, 0)
-            found.charged_until_ns += absence_ns
-            self._unattributed_wall_ns += absence_ns
+        if usage is None:
+            self._resume(found, cpu_ns)
         return found
 
-    def _forget_ended_threads(self) -> None:
-        """Forget those that ended, oldest first, before the earliest start that a first charge takes."""
-        for thread, usage in list(self._ended_threads.items()):
-            if (usage.missing_since_ns or 0) >= self._earliest_start_ns():
-                break
-            del self._ended_threads[thread]
+    def _resume(self, usage: _ThreadUsage, cpu_ns: int) -> None:
+        """Leave the time in which a thread was missing out of its next sample, but for the last period."""
+        before_ns = self._previous_deadline_ns or 0
+        usage.cpu_ns = max(usage.cpu_ns, cpu_ns - (self._deadline_ns - before_ns))
+        if (usage.missing_since_ns or 0) < self._earliest_start_ns():
+            usage.charged_until_ns = usage.counts_since_ns = before_ns  # its earlier life is over
+            usage.is_sampled = False
+        elif usage.is_sampled:
+            absence_ns = max(before_ns - usage.charged_until_ns, 0)
+            usage.charged_until_ns += absence_ns
+            self._unattributed_wall_ns += absence_ns
 
     def _earliest_start_ns(self) -> int:
         """Return the start from which a thread is charged that was not in the previous snapshot, and is older."""
@@ -205,8 +210,9 @@ class ThreadTimes:
             earliest_ns = max(start_time.earliest_ns, counts_since_ns)
             latest_ns = max(min(start_time.latest_ns, self._captured_ns), earliest_ns)
             return min((earliest_ns + latest_ns) // 2, self._captured_ns), cpu_ns
-        # An old thread that runs Python code for the first time. Its earlier CPU time is unattributed.
-        return before_ns, min(cpu_ns, now_ns - before_ns)
+        if start_time is None:  # most likely a short-lived thread, which ended before its start was read
+            return before_ns, min(cpu_ns, now_ns - before_ns)
+        return before_ns, 0  # an old thread that runs Python code for the first time; its CPU time is unattributed
 
     def _take_unattributed(self) -> tuple[UnattributedTime, ...]:
         # Threads go on between the reading of the process's clock and of their own. With the process's clock first,

@@ -10,7 +10,11 @@ import hashlib
 import sys
 import threading
 import time
+from _thread import start_new_thread
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 from marked_work import load_exporter, say
@@ -70,7 +74,24 @@ def in_c() -> dict[str, Any]:
     return {"keys_ns": used_ns}
 
 
-SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {each.__name__: each for each in (decorated, in_c)}
+def now_and_then() -> dict[str, Any]:
+    """A thread of C code that works for long, and then calls a function in Python now and then, which waits."""
+    ended = threading.Event()
+
+    def wait_in_python(number: int) -> None:
+        time.sleep(0.7)
+        if number == 1:
+            ended.set()
+
+    derive = partial(hashlib.pbkdf2_hmac, "sha256", b"", b"")
+    steps = zip(map(derive, [3_000_000, 1]), map(time.sleep, repeat(2.5)), map(wait_in_python, range(2)), strict=False)
+    began_ns = time.process_time_ns()
+    start_new_thread(deque, (steps, 0))
+    ended.wait()
+    return {"cpu_ns": time.process_time_ns() - began_ns}
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {each.__name__: each for each in (decorated, in_c, now_and_then)}
 
 
 def main() -> None:

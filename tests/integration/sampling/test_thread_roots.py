@@ -47,3 +47,12 @@ def test_thread_that_runs_c_code_alone_is_the_applications() -> None:
     answer_ns = sum(one.wall_ns for one in of_loop if "__main__.answer" in one.functions)
     waiting_ns = sum(one.wall_ns for one in of_loop if one.functions[0] == "threading.Thread.run")
     assert 0 < answer_ns < waiting_ns, "the callback is shorter than the wait before it"
+
+
+def test_thread_of_c_code_has_the_time_of_its_python_code_only() -> None:
+    run = run_target("thread_roots.py", "now_and_then", **_FORMAT, SPLUNK_PROFILER_CALL_STACK_INTERVAL="500")
+    samples = all_samples([read(record) for record in run.records])
+    waits = [one for one in samples if "__main__.now_and_then.<locals>.wait_in_python" in one.functions]
+    assert sum(one.count for one in waits) >= 2, "each call is longer than a period"
+    assert sum(one.cpu_ns for one in waits) < 0.1 * run.ledger["cpu_ns"]
+    assert sum(one.cpu_ns for one in samples) >= 0.9 * run.ledger["cpu_ns"]
