@@ -93,6 +93,7 @@ class BatchExporter(Generic[Record]):
 
         self._stuck_batch: Batch[Record] | None = None  # in flight when a fork gave up waiting
         self._exporting = OwnedLock()  # held during an export, and by a forking thread
+        self._is_interrupted = False  # the export in flight, by a fork: that is no failure of the receiver
         self._wake = wake or WakeEvent()
         self._ended = WakeEvent()
 
@@ -179,6 +180,7 @@ class BatchExporter(Generic[Record]):
         is_stuck = in_flight is self._stuck_batch
         held = self._exporting.acquire(0 if is_stuck else timeout_s / 2)
         if not held and not is_stuck:
+            self._is_interrupted = True
             self._sink.interrupt()
             held = self._exporting.acquire(timeout_s / 2)
             self._stuck_batch = None if held else in_flight
@@ -199,6 +201,7 @@ class BatchExporter(Generic[Record]):
         self._gather_ns = self._interval_ns
         try:
             with self._exporting:
+                self._is_interrupted = False
                 result = self._sink.export(batch)
         except BaseException:
             self._handle_result(batch, ExportResult(ExportStatus.REJECTED, "the exporter failed"))
@@ -225,7 +228,7 @@ class BatchExporter(Generic[Record]):
 
     def _back_off(self, retry_after_ns: int | None) -> None:
         # The receiver may ask for a longer pause only: a proxy says 0, and each try encodes the batch anew.
-        backoff_ns = max(_INITIAL_BACKOFF_NS << min(self._failures - 1, 8), retry_after_ns or 0)
+        backoff_ns = max(_INITIAL_BACKOFF_NS << min(max(self._failures - 1, 0), 8), retry_after_ns or 0)
         delay_ns = min(backoff_ns, _MAX_BACKOFF_NS)
         until = self._now_ns() + int(delay_ns * (0.8 + 0.2 * self._jitter()))
         while not self._is_closing and (left_ns := until - self._now_ns()) > 0:
@@ -272,6 +275,8 @@ class BatchExporter(Generic[Record]):
                 self._memory.add(requeued)
                 self._add_counts(recorded=len(requeued) - count)
                 self._drop_oldest()
+        if self._is_interrupted and result.export_status is ExportStatus.RETRY:
+            return
         self._failures = 0 if export_status is ExportStatus.DELIVERED else self._failures + 1
         if result.export_status is not ExportStatus.TOO_LARGE or export_status is ExportStatus.REJECTED:
             self._delivery_log.log_result(result, delivered, self.counters().waiting, self.counters().dropped)

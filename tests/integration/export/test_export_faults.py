@@ -227,3 +227,4 @@ def test_parent_and_child_go_on_sending_after_a_fork_during_an_export() -> None:
         assert {record["time_ns"] for record in parents} == {1, 2, 3, 4}
         assert len({record["resource"]["process.pid"] for record in children}) == 3
         assert len({record["resource"]["process.pid"] for record in parents}) == 1
+        assert not any(UNDELIVERED in line for line in exporter.profiler_log())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 from scripted_sink import SECOND_NS, Enough, ScriptedSink, samples
 
-from splunk_profiler.model import ExportResult, ExportStatus, RecordCounters, Sample
+from splunk_profiler.model import Batch, ExportResult, ExportStatus, RecordCounters, Sample
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 from splunk_profiler.pipeline.delivery_log import LastResults
 from splunk_profiler.system.threads import WakeEvent
@@ -163,6 +164,46 @@ def test_success_resets_the_backoff() -> None:
     batch_exporter.record(samples(1, 2))
     run(batch_exporter)
     assert clock.waits == [0.5, 1.0, 0.5]
+
+
+class ForkingSink(ScriptedSink):
+    """A sink whose first exports are interrupted, each by a fork on another thread."""
+
+    def __init__(self, forks: int, *script: ExportResult) -> None:
+        super().__init__(*script)
+        self._forks_left = forks
+        self._interrupted = threading.Event()
+        self.batch_exporter: BatchExporter[Sample] | None = None
+
+    def export(self, batch: Batch[Sample]) -> ExportResult:
+        """Wait for the interruption, or return the next result of the script."""
+        if not self._forks_left:
+            return super().export(batch)
+        self._forks_left -= 1
+        self._interrupted.clear()
+        threading.Thread(target=self._fork).start()
+        self._interrupted.wait()
+        return ExportResult(ExportStatus.RETRY, "interrupted")
+
+    def interrupt(self) -> None:
+        """End the export."""
+        self._interrupted.set()
+
+    def _fork(self) -> None:
+        assert self.batch_exporter is not None
+        self.batch_exporter.hold_for_fork(0.02)
+        self.batch_exporter.release_after_fork()
+
+
+def test_exports_that_forks_interrupt_are_no_failures_of_the_receiver(caplog: pytest.LogCaptureFixture) -> None:
+    sink, clock = ForkingSink(4, RETRY, RETRY, DELIVERED), Clock()
+    batch_exporter = sink.batch_exporter = make(sink, clock, batch_records=1)
+    batch_exporter.record(samples(1, 1))
+    run_until_idle(batch_exporter, clock)
+    assert clock.waits[:-1] == [*[0.5] * 5, 1.0]  # of two failures the second is longer
+    assert batch_exporter.counters() == RecordCounters(recorded=1, delivered=1)
+    (line,) = caplog.messages
+    assert "are not delivered: nobody there" in line
 
 
 @pytest.mark.parametrize(("wish_ns", "pause_s"), [(2 * SECOND_NS, 2.0), (600 * SECOND_NS, 4.0)])
