@@ -41,6 +41,7 @@ class _ThreadUsage:
         cpu_ns: CPU time used at the last capture with the thread.
         seen_ns: instant of that capture, not of its deadline.
         is_sampled: True if it has been in a sample.
+        is_excluded: True if it was left out of the samples at the last capture with it.
         missing_since_ns: instant of the first snapshot without it.
         counts_since_ns: its start, if that was after the first snapshot of all.
         first_age_ns: its age at the first sample, in that case.
@@ -50,6 +51,7 @@ class _ThreadUsage:
     cpu_ns: int
     seen_ns: int
     is_sampled: bool = False
+    is_excluded: bool = False
     missing_since_ns: int | None = None
     counts_since_ns: int | None = None
     first_age_ns: int = 0
@@ -115,7 +117,8 @@ class ThreadTimes:
         usage.seen_ns = self._captured_ns
         usage.missing_since_ns = None
         self._missing_threads.discard(thread)
-        if reason is None:  # else the next sample has the wall time: threads are excluded while they start
+        usage.is_excluded = reason is not None
+        if reason is None:
             usage.charged_until_ns += wall_ns
             usage.is_sampled = True
             self._charged_cpu_ns += used_ns
@@ -178,20 +181,26 @@ class ThreadTimes:
         if is_other:
             return None  # it has a reused id
         if usage is None:
-            self._resume(found, cpu_ns)
+            found.cpu_ns = max(found.cpu_ns, cpu_ns - (self._deadline_ns - (self._previous_deadline_ns or 0)))
+        if usage is None or found.is_excluded:
+            self._leave_out_absence(found)
         return found
 
-    def _resume(self, usage: _ThreadUsage, cpu_ns: int) -> None:
-        """Leave the time in which a thread was missing out of its next sample, but for the last period."""
-        before_ns = self._previous_deadline_ns or 0
-        usage.cpu_ns = max(usage.cpu_ns, cpu_ns - (self._deadline_ns - before_ns))
-        if (usage.missing_since_ns or 0) < self._earliest_start_ns():
+    def _leave_out_absence(self, usage: _ThreadUsage) -> None:
+        """Leave the time in which a thread was missing or excluded out of its next sample, but for the last period.
+
+        Threads are excluded while they start: that time is in the first sample.
+        """
+        before_ns, earliest_ns = self._previous_deadline_ns or 0, self._earliest_start_ns()
+        if usage.missing_since_ns is not None and usage.missing_since_ns < earliest_ns:
             usage.charged_until_ns = usage.counts_since_ns = before_ns  # its earlier life is over
             usage.is_sampled = False
         elif usage.is_sampled:
             absence_ns = max(before_ns - usage.charged_until_ns, 0)
             usage.charged_until_ns += absence_ns
             self._unattributed_wall_ns += absence_ns
+        else:
+            usage.charged_until_ns = max(usage.charged_until_ns, earliest_ns)
 
     def _earliest_start_ns(self) -> int:
         """Return the start from which a thread is charged that was not in the previous snapshot, and is older."""

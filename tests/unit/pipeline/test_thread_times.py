@@ -169,6 +169,24 @@ def test_time_of_an_excluded_thread_is_in_its_next_sample_or_unattributed(
     assert world.snapshot(1500)[1] == (UnattributedTime(UnattributedReason.UNSAMPLED, 106_250_000, 0),)
 
 
+def test_time_of_an_excluded_thread_is_in_no_sample_that_comes_later(world: World) -> None:
+    world.snapshot(1000, (2, None, 0))
+    world.snapshot(1100, (2, None, 0), reason=UnattributedReason.INTERNAL)
+    world.thread_times.begin(1200 * MS, world.cpu_ns, 0)  # it is idle
+    assert world.thread_times.end(()) == ()
+    delta, unattributed = world.snapshot(1300, (2, None, 0))
+    assert delta == [ThreadTimeDelta(100 * MS, 0)]
+    assert unattributed == (unsampled(200, 0),)
+
+
+def test_first_sample_of_a_thread_that_was_long_excluded_has_little_of_it(world: World) -> None:
+    start_time = StartTime(1030 * MS, 1040 * MS)
+    world.snapshot(1000)
+    for now_ms in range(1100, 9000, 100):
+        world.snapshot(now_ms, (2, start_time, 0), reason=UnattributedReason.INTERNAL)
+    assert world.snapshot(9000, (2, start_time, 0))[0] == [ThreadTimeDelta(2000 * MS, 0)]
+
+
 def test_cpu_time_that_no_thread_of_a_snapshot_has_used_is_a_remainder(world: World) -> None:
     world.snapshot(1000, (1, None, 600))
     world.cpu_ns += 40 * MS
