@@ -36,7 +36,7 @@ _SYMBOLS = {
 _ALL_SYMBOLS = frozenset(name for symbols in _SYMBOLS.values() for name in symbols)
 _SIZES = {**dict.fromkeys(_SYMBOLS[Interface.ELASTIC], 8), "custom_labels_abi_version": 4}  # in bytes, where specified
 _ABI_VERSION = 1
-_MAX_FILE_BYTES = 1 << 30  # a sparse file may have any size
+_MAX_READ_BYTES = 1 << 27  # of the files of a process, in one search; the largest libraries have 30 MB of tables
 
 
 class LibrarySearch:
@@ -57,15 +57,20 @@ class LibrarySearch:
         self.libraries: dict[Interface, PublishingLibrary] = {}
         self.problems: list[Problem] = []
         self._is_dtv_layout_known = True
-        self._images: dict[tuple[int, int, int, int], elf.Image | None] = {}
+        self._images: dict[tuple[int, int, int, int], elf.Image] = {}
+        self._last_images = self._images
+        self._budget = elf.ReadBudget(_MAX_READ_BYTES)
 
     def run(self, mappings: Sequence[Mapping], program: str) -> None:
         """Search the mapped files; `program` is the path of the main executable."""
+        self._last_images, self._images = self._images, {}
+        self._budget = elf.ReadBudget(_MAX_READ_BYTES)
         code = code_mapping_by_path(mappings)
         self._is_dtv_layout_known = not runs_musl(mappings)
         self.libraries, self.problems = {}, []
-        for interface in self._interfaces:
-            named = self._named_mappings(interface, code, program)
+        named_mappings = {interface: self._named_mappings(interface, code, program) for interface in self._interfaces}
+        # Named libraries first: for one that is missing, all files are searched, which may take all of the budget.
+        for interface, named in sorted(named_mappings.items(), key=lambda item: not item[1]):
             if not named:
                 self.problems.append(self._missing_library_problem(interface, code))
                 continue
@@ -162,23 +167,20 @@ class LibrarySearch:
         return image is not None and _SYMBOLS[interface].thread_local in image.exported
 
     def _load_image(self, mapping: Mapping) -> elf.Image | None:
-        """Return the parsed file; None if it is unreadable, or lacks both name and symbols."""
+        """Return the parsed file; None if it is unreadable."""
         try:
             with self._open_file(mapping) as file:
-                return self._read_image(file, mapping)
+                return self._read_image(file)
         except OSError:
             return None
 
-    def _read_image(self, file: BinaryIO, mapping: Mapping) -> elf.Image | None:
+    def _read_image(self, file: BinaryIO) -> elf.Image | None:
         file_stat = os.fstat(file.fileno())
-        if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_size > _MAX_FILE_BYTES:
+        if not stat.S_ISREG(file_stat.st_mode):
             return None
         key = (file_stat.st_dev, file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size)
-        if key not in self._images:
-            named = any(pattern.search(mapping.path) for pattern in LIBRARY_PATTERNS.values())
-            # Most files lack the names, and searching for them is much quicker than parsing.
-            read = named or elf.contains_any(file, [name.encode() for name in _ALL_SYMBOLS])
-            self._images[key] = elf.read_image(file, _ALL_SYMBOLS) if read else None
+        known = self._images.get(key) or self._last_images.get(key)
+        self._images[key] = known or elf.read_image(file, _ALL_SYMBOLS, self._budget)
         return self._images[key]
 
     def _open_file(self, mapping: Mapping) -> BinaryIO:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from inspected_process import MACHINE, TargetBuilder
 
 from splunk_profiler.inspector.architecture import ARCHITECTURES, Architecture, architecture_of
-from splunk_profiler.inspector.elf import contains_any, read_image
+from splunk_profiler.inspector.elf import Image, ReadBudget, read_image
 from splunk_profiler.inspector.errors import MalformedError, UnsupportedError
 from splunk_profiler.inspector.maps import LIBRARY_PATTERNS, code_mapping_by_path, parse_maps, runs_musl, runs_python
 from splunk_profiler.inspector.memory import IoVec
@@ -64,6 +64,10 @@ STOPPED_THREADS = [  # their register sets by the numbers in elf.h: 1 is NT_PRST
 ]
 
 
+def parse(content: bytes) -> Image:
+    return read_image(io.BytesIO(content), SYMBOL_NAMES, ReadBudget(1 << 20))
+
+
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
     return TargetBuilder(tmp_path_factory.mktemp("workshop"))
@@ -91,13 +95,6 @@ def test_a_path_with_any_line_separator_forges_no_line_of_maps(separator: str) -
     assert mapping.path == path
 
 
-def test_names_are_found_wherever_they_are_in_a_file() -> None:
-    names = [b"first_symbol", b"second_symbol"]
-    for position in (0, (1 << 20) - 13, (1 << 20) - 1, 1 << 20, (2 << 20) - 5):
-        assert contains_any(io.BytesIO(bytes(position) + b"second_symbol" + bytes(7)), names)
-    assert not contains_any(io.BytesIO(bytes(3 << 20) + b"second_symbo"), names)
-
-
 @given(st.text())
 def test_any_text_is_read_as_maps(text: str) -> None:
     parse_maps(text)
@@ -121,10 +118,7 @@ def test_host_profilers_take_files_by_these_names(interface: Interface, path: st
 
 
 def test_a_librarys_symbols_and_descriptor_are_found(workshop: TargetBuilder) -> None:
-    with workshop.labels().open("rb") as file:
-        assert contains_any(file, [b"custom_labels_current_set"])
-        assert not contains_any(file, [b"elastic_apm_profiling_correlation_tls_v1"])
-        image = read_image(file, SYMBOL_NAMES)
+    image = parse(workshop.labels().read_bytes())
     assert image.exported.keys() == SYMBOL_NAMES
     assert image.exported["custom_labels_abi_version"].size == 4
     assert {name: set(found) for name, found in image.relocations.items()} == {
@@ -136,21 +130,36 @@ def test_a_librarys_symbols_and_descriptor_are_found(workshop: TargetBuilder) ->
 
 def test_a_librarys_descriptor_for_aarch64_is_found_by_its_own_number(workshop: TargetBuilder) -> None:
     data = workshop.labels().read_bytes()
-    (address,) = read_image(io.BytesIO(data), SYMBOL_NAMES).relocations["custom_labels_current_set"].values()
+    (address,) = parse(data).relocations["custom_labels_current_set"].values()
     data = data[:18] + struct.pack("<H", 183) + data[20:]
     data = data.replace(
         struct.pack("<QI", address, THIS_ARCHITECTURE.tlsdesc_relocation), struct.pack("<QI", address, 1031)
     )
     assert architecture_of(data[:20]) is AARCH64
-    found = read_image(io.BytesIO(data), SYMBOL_NAMES).relocations["custom_labels_current_set"]
+    found = parse(data).relocations["custom_labels_current_set"]
     assert found == {AARCH64.tlsdesc_relocation: address}
+
+
+def test_a_symbol_that_another_file_defines_is_not_the_files(workshop: TargetBuilder) -> None:
+    data = workshop.labels().read_bytes()
+    entry = struct.pack("<QQ", *parse(data).exported["custom_labels_abi_version"])
+    pieces = [piece[:-2] + bytes(2) for piece in data.split(entry)[:-1]]  # before the value is the section's number
+    image = parse(entry.join([*pieces, data.split(entry)[-1]]))
+    assert image.exported.keys() == {"custom_labels_current_set"}
+    assert not image.internal
+
+
+@pytest.mark.parametrize("ident", [b"\x7fELF\x01\x01\x01", b"\x7fELF\x02\x02\x01"], ids=["32 bits", "big endian"])
+def test_a_file_of_another_architecture_is_refused(ident: bytes) -> None:
+    with pytest.raises(MalformedError, match="64-bit"):
+        parse(ident + bytes(100))
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_any_bytes_are_reported_as_no_elf_file(tail: bytes, tail_bytes: int) -> None:
     for head in (b"", b"\x7fELF\x02\x01\x01" + bytes(9), b"\x7fELF\x01\x02\x01" + bytes(9)):
         try:
-            read_image(io.BytesIO(head + tail[:tail_bytes]), SYMBOL_NAMES)
+            parse(head + tail[:tail_bytes])
         except MalformedError:
             continue
 
@@ -162,7 +171,7 @@ def test_a_library_that_was_damaged_gives_facts_or_a_clear_error(workshop: Targe
             damaged = bytearray(good)
             damaged[at] = byte
             try:
-                read_image(io.BytesIO(bytes(damaged)), SYMBOL_NAMES)
+                parse(bytes(damaged))
             except MalformedError:
                 continue
 
@@ -175,7 +184,7 @@ def test_the_bias_is_what_the_loader_added(mapped_page: int, offset_page: int) -
         "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, 62, 1, 0, 64, 0, 0, 64, 56, len(segments), 0, 0, 0
     )
     table = [struct.pack("<IIQQQQQQ", 1, 4, offset, address, address, 8, 8, page) for offset, address in segments]
-    image = read_image(io.BytesIO(header + b"".join(table)), SYMBOL_NAMES)
+    image = parse(header + b"".join(table))
     assert image.bias(bias + mapped_page * page, offset_page * page) == bias
     with pytest.raises(MalformedError):
         image.bias(bias + mapped_page * page, 9 * page)

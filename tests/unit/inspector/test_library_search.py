@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from inspected_process import LABELS_NAME, MACHINE, TargetBuilder
+from sparse_elf import DYNAMIC_SYMBOLS, STRING_TABLE, Section, write_elf
 from target_process import Target
 
 from splunk_profiler.inspector.architecture import ARCHITECTURES
+from splunk_profiler.inspector.elf import Image
 from splunk_profiler.inspector.library_search import LibrarySearch
 from splunk_profiler.inspector.maps import Mapping
 from splunk_profiler.inspector.memory import Memory
@@ -25,6 +28,12 @@ with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.AC
     input()
 """
 ARCHITECTURE = next(one for one in ARCHITECTURES if one.name == MACHINE)
+FILE_PROBLEMS = {"file-gone", "file-malformed", "file-unreadable"}
+
+
+def find_images() -> list[Image]:
+    """Return what is remembered of files in this process."""
+    return [one for one in gc.get_objects() if isinstance(one, Image)]
 
 
 def make_endless(path: Path) -> None:
@@ -32,25 +41,57 @@ def make_endless(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-def search(folder: Path) -> LibrarySearch:
-    """Return a search in a process that has mapped the library which `folder` has as its root directory's."""
-    done = LibrarySearch(folder, Memory(os.getpid()), ARCHITECTURE, [Interface.LABELS])
-    done.run([Mapping(0x1000, 0x2000, True, 0, f"/{LABELS_NAME}", False)], "/usr/bin/python3")
-    return done
+def make_search(folder: Path, *interfaces: Interface) -> LibrarySearch:
+    """Return a search in a process whose root directory is in `folder`."""
+    return LibrarySearch(folder, Memory(os.getpid()), ARCHITECTURE, interfaces)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, make_endless])
-def test_what_is_no_file_of_a_librarys_size_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def find_problems(search: LibrarySearch, *names: str) -> list[str]:
+    """Search the files of the root directory; return the codes for labels."""
+    search.run([Mapping(0x1000, 0x2000, True, 0, f"/{name}", False) for name in names], "/usr/bin/python3")
+    return [problem.code for problem in search.problems if problem.interface is Interface.LABELS]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
     (tmp_path / "root").mkdir()
-    make(tmp_path / "root" / LABELS_NAME)
-    (problem,) = search(tmp_path).problems
-    assert problem.code == "file-unreadable"
+    return tmp_path / "root"
 
 
-def test_a_file_that_is_a_library_is_read(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root" / LABELS_NAME).symlink_to(TargetBuilder(tmp_path).labels())
-    assert "file-unreadable" not in [problem.code for problem in search(tmp_path).problems]
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [(os.mkfifo, "file-unreadable"), (Path.mkdir, "file-unreadable"), (make_endless, "file-malformed")],
+)
+def test_what_is_no_library_is_not_read(root: Path, make: Callable[[Path], None], code: str) -> None:
+    make(root / LABELS_NAME)
+    assert find_problems(make_search(root.parent, Interface.LABELS), LABELS_NAME) == [code]
+
+
+def test_a_file_that_is_a_library_is_read(root: Path) -> None:
+    (root / LABELS_NAME).symlink_to(TargetBuilder(root).labels())
+    assert not set(find_problems(make_search(root.parent, Interface.LABELS), LABELS_NAME)) & FILE_PROBLEMS
+
+
+def test_large_files_do_not_keep_a_library_from_being_read(root: Path) -> None:
+    (root / LABELS_NAME).symlink_to(TargetBuilder(root).labels())
+    write_elf(root / "large.so", Section(STRING_TABLE, 0, 1 << 27), Section(DYNAMIC_SYMBOLS, 0, 24))
+    search = make_search(root.parent, *Interface)
+    assert not set(find_problems(search, "large.so", LABELS_NAME)) & FILE_PROBLEMS
+
+
+def test_only_files_of_the_last_searches_are_remembered(root: Path) -> None:
+    (root / LABELS_NAME).write_bytes(TargetBuilder(root).labels().read_bytes())
+    search = make_search(root.parent, Interface.LABELS)
+    find_problems(search, LABELS_NAME)
+    known = find_images()
+    find_problems(search, LABELS_NAME)
+    assert len(known) == 1
+    assert find_images() == known
+    known.clear()
+    for time_ns in range(5):
+        os.utime(root / LABELS_NAME, ns=(time_ns, time_ns))
+        find_problems(search, LABELS_NAME)
+    assert len(find_images()) <= 2, "of this search and of the one before"
 
 
 def test_a_mapped_path_with_a_carriage_return_is_one_path(tmp_path: Path) -> None:
