@@ -12,6 +12,7 @@ from functools import lru_cache
 from splunk_profiler.model import Frame, Sample, Stack, ThreadSample
 
 _STATE_PREFIX = "   python.Thread.State: "
+_MAX_TEXTS_BYTES = 8 << 20
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -48,10 +49,27 @@ def _state(running: bool, waiting_on: str) -> str:
     return f"waiting\n{_STATE_PREFIX}WAITING"
 
 
-@lru_cache(maxsize=1024)  # not kept in the stacks: thousands of them may be in use, at 3 kB each
-def encode_stack(stack: Stack) -> bytes:
-    """Return the lines of the frames, leaf first, in UTF-8."""
-    return _encode("".join(map(format_frame, stack.frames)))
+class _StackTexts:
+    """The texts of stacks in use. They are not kept in the stacks: thousands may be in use, at 3 kB each."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Stack, bytes] = {}
+        self._size = 0
+
+    def encode(self, stack: Stack) -> bytes:
+        """Return the lines of the frames, leaf first, in UTF-8."""
+        text = self._texts.get(stack)
+        if text is None:
+            text = _encode("".join(map(format_frame, stack.frames)))
+            if self._size + len(text) > _MAX_TEXTS_BYTES:
+                self._texts.clear()
+                self._size = 0
+            self._texts[stack] = text
+            self._size += len(text)
+        return text
+
+
+encode_stack = _StackTexts().encode
 
 
 @lru_cache(maxsize=16_384)

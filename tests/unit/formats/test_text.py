@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,15 @@ def test_a_name_of_any_characters_stays_on_one_line_of_utf_8() -> None:
     text = _body(thread=Thread(1, every, 1, 1))
     assert len(text.splitlines()) == 2 + len(STACK.frames)
     assert '" #1 prio=0 ' in text.splitlines()[0]
+
+
+def test_texts_of_a_thousand_deep_stacks_are_kept_in_bounded_memory() -> None:
+    frames = [Frame("shop.cart.Cart", f"step_{line}", "/srv/shop/cart.py", line) for line in range(1000)]
+    _body(stack=Stack(tuple(frames), truncated=False))  # texts of frames are kept as well
+    tracemalloc.start()
+    try:
+        for frame in frames:
+            assert _body(stack=Stack((frame, *frames), truncated=False)).count("\n") == 2 + 1 + len(frames)
+        assert tracemalloc.get_traced_memory()[0] < 10 << 20
+    finally:
+        tracemalloc.stop()
