@@ -95,7 +95,7 @@ class ClickHouse(Source):
         self._client = ClickHouseClient(server)
         self._end_ns = until_ns
         self._parts: OrderedDict[Part, _Reading] = OrderedDict()  # of selections
-        self._asked_ns = 0
+        self._asked_ns, self._failure = 0, ""
         self._span_columns = self._read_columns(SPANS)
         last_ns = last_hours * HOUR_NS
         step_ns = max(_MIN_STEP_NS, last_ns // _STEPS)
@@ -116,20 +116,28 @@ class ClickHouse(Source):
         self.refresh()
 
     def refresh(self) -> None:
-        """Add the records that are new, at most each few seconds.
+        """Add the records that are new, at most each few seconds; until then, what has failed fails again.
 
         Raises:
             SourceError: the database cannot be asked.
         """
-        if time.time_ns() - self._asked_ns < self._refresh_ns:
-            return
+        if time.time_ns() - self._asked_ns >= self._refresh_ns:
+            self._failure = ""
+            try:
+                self._read_new()
+            except SourceError as error:
+                self._failure = str(error)
+            self._asked_ns = time.time_ns()
+        if self._failure:
+            raise SourceError(self._failure)
+
+    def _read_new(self) -> None:
         self.version += self._read(self._all, time.time_ns() - self._lag_ns) or bool(self._all.unnamed)
         self.unread = self._all.unread
         self.remark = self._reach
         if self._all.left_out:
             self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
         self._name_spans(self._all)
-        self._asked_ns = time.time_ns()
 
     def recording_of(self, selection: Selection) -> Recording:
         """Return the recording that has all of a selection; the database is asked for what has not been read.

@@ -7,8 +7,10 @@ must not read what is shown here, also if its name points to this address.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Collection, Mapping
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -134,11 +136,20 @@ def own_origins(host: str, port: int, more: Collection[str]) -> dict[str, set[st
 
 
 def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Answer until a signal comes."""
+    """Answer until a signal ends the process."""
     config = uvicorn.Config(
         app, log_level="error", access_log=False, server_header=False, lifespan="off", loop="asyncio"
     )
-    uvicorn.Server(config).run([listener])
+    _Server(config).run([listener])
+
+
+class _Server(uvicorn.Server):
+    """A server that waits for nothing when a signal comes."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End the process: threads that make answers cannot be interrupted, and Python would wait for them."""
+        del sig, frame
+        os._exit(0)
 
 
 class _Guard:
