@@ -15,6 +15,7 @@ from functools import lru_cache
 from splunk_profiler.model import Thread
 
 _NUMBER = re.compile(r"\d+")
+_MAX_SHARES = 4_096
 
 
 @dataclass(slots=True, eq=False)
@@ -81,10 +82,11 @@ class CpuShares:
                 share.runnable[bucket] += runnable_ns
 
     def forget(self, thread_index: int) -> None:
-        """Move the share of a thread that has ended to the one of its kind."""
+        """Move the share of a thread that has ended to the one of its kind; of too many kinds to one for all."""
         share = self._shares.pop(thread_index, None)
         if share is not None:
-            self._shares.setdefault(share.kind, _Share(share.kind)).add(share)
+            kind = share.kind if share.kind in self._shares or len(self._shares) < _MAX_SHARES else ""
+            self._shares.setdefault(kind, _Share(kind)).add(share)
 
     def distribute(self) -> None:
         """Divide all CPU time at the end of a profile; keep that of threads that no sample stands for."""

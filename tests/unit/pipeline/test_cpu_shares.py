@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 
 from hypothesis import given
@@ -75,6 +76,23 @@ def test_shares_of_ended_threads_with_names_of_their_own_are_divided_once() -> N
     shares.distribute()
     assert [bucket.cpu_ns for bucket in buckets] == [2 * MS] * len(buckets)
     assert CountingBucket.additions == 2 * len(buckets)
+
+
+def test_shares_of_ended_threads_with_ever_new_names_stay_in_bounded_memory() -> None:
+    shares, ran, waited, count = CpuShares(), Bucket(0), Bucket(0), 12_000
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            runs = number % 2
+            name = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+            thread = Thread(number, name, number, number)
+            shares.add(thread, ran if runs else waited, 1 * MS, PERIOD_NS * runs, 0)
+            shares.forget(number)
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    shares.distribute()
+    assert (ran.cpu_ns, waited.cpu_ns, shares.undistributed_ns()) == (count * MS, 0, 0)
 
 
 def test_shares_weigh_a_sample_by_the_deadlines_it_stands_for() -> None:
