@@ -251,7 +251,7 @@ class StoreWriter:
         for period, places in self._groups("NOT is_summed", HOUR_NS):
             is_over = (period + 1) * HOUR_NS + _LATE_NS < now_ns
             if len(places) > (1 if is_over else _MAX_PARTS):
-                self._replace(places, [self._read(places)])
+                self._exchange(places, [self._read(places)])
 
     def _sum_by_minute(self, now_ns: int) -> None:
         """Make sums by minute of the samples of a day when all of them are old enough."""
@@ -264,10 +264,10 @@ class StoreWriter:
             )
             if unsummed:
                 columns = self._read(places)
-                self._replace(places, by_minute(columns, self._processes(columns)), is_summed=True)
+                self._exchange(places, by_minute(columns, self._processes(columns)), is_summed=True)
 
-    def _replace(self, places: Sequence[int], columns: Sequence[Columns], *, is_summed: bool = False) -> None:
-        """Put others in the place of parts; requests wait for the transaction alone, not for what takes long."""
+    def _exchange(self, places: Sequence[int], columns: Sequence[Columns], *, is_summed: bool = False) -> None:
+        """Put others in the place of parts. Requests wait for the transaction alone, not for what takes long."""
         parts = [_part(each, is_summed=is_summed) for each in columns]
         with transaction(self._keeping):
             self._keeping.executemany("DELETE FROM parts WHERE id = ?", [(place,) for place in places])
