@@ -141,7 +141,7 @@ def install(
         labels: variable that holds the current `UserLabels`; any other value counts as none.
         attribute: attribute of a span that stores the result of `identify`.
         identify: called once for a span without that attribute; returns None for an unpublished
-            one.
+            one. Handles its own errors: what it raises is the application's, which gets it.
         context_type: type of contexts that never change, so that their record may be cached.
     """
 

@@ -11,15 +11,19 @@ static int reraise_exception(void *saved)
     return -1;
 }
 
-/* A signal handler may have raised during our Python code (KeyboardInterrupt, SystemExit), or another thread
- * may have sent an exception. These belong to the application: they are raised again as soon as it runs. */
 void discard_exception(void)
 {
     publisher_counters[FAILED]++;
     if (PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
-        return;
     }
+    else {
+        defer_exception();
+    }
+}
+
+void defer_exception(void)
+{
     if (!compat_is_main_thread()) { /* sent exceptions are classes, so nothing is lost */
         compat_exception exception = compat_save_exception();
         PyObject *type = exception.type != NULL ? exception.type : (PyObject *)Py_TYPE(exception.value);

@@ -85,9 +85,11 @@ HIDDEN bool context_cache_find(PyObject *context, cached_context *cached);
 HIDDEN void context_cache_offer(PyObject *variables, Identity *identity, UserLabels *labels);
 HIDDEN void context_cache_clear(void);
 
-/* exceptions.c: discard the pending exception, where none may propagate. Those that are not errors are raised
- * again later. */
+/* exceptions.c: discard the pending exception, where none may propagate. Those that are not errors are deferred. */
 HIDDEN void discard_exception(void);
+/* Raise the pending exception again as soon as the application's code runs on this thread. It is the application's:
+ * a signal handler may raise during our Python code, or another thread send an exception. */
+HIDDEN void defer_exception(void);
 
 /* spans.c */
 typedef enum { UNKNOWN = -1, MISSING, FOUND } lookup_result;

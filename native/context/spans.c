@@ -181,8 +181,13 @@ lookup_result spans_identify(const publisher_config *config, PyObject *span, Ide
 error:
     end_call(call);
     Py_XDECREF(identify);
-    if (PyErr_Occurred()) {
-        discard_exception();
+    if (PyErr_Occurred()) { /* not `identify`'s own, unless it cannot be called so deep down */
+        if (PyErr_ExceptionMatches(PyExc_RecursionError)) {
+            discard_exception();
+        }
+        else {
+            defer_exception();
+        }
     }
     if (made != NULL && publisher_active_config() != NULL) {
         if (made == Py_None || is_identity(made)) {

@@ -186,10 +186,15 @@ class ProcessPublisher:
             self._extension.clear_storage()  # it points to the parent's socket
 
     def _identify(self, span: Any) -> Any | None:
-        """Return a span's first identity, for the extension, on the thread that made the span current."""
+        """Return a span's first identity, for the extension, on the thread that made the span current.
+
+        Raises only what is the application's; the extension passes that on.
+        """
         with self._guard.catching():
             self._discover_provider(span)
-        return self._identity_factory.of(span)
+        with self._guard.catching():
+            return self._identity_factory.of(span)
+        return None
 
     def _discover_provider(self, span: Any) -> None:
         processors = getattr(span, "_span_processor", None)

@@ -9,7 +9,7 @@ _NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize("walker", ["auto", "portable"])
-@pytest.mark.parametrize("sampling", ["sampled"])
+@pytest.mark.parametrize("sampling", ["sampled", "unsampled"])
 def test_time_limit_of_a_job_is_never_lost(sampling: str, walker: str) -> None:
     settings = profiling_settings(
         _NOBODY, 10, walker, SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64", SPLUNK_SNAPSHOT_PROFILER_ENABLED="true"

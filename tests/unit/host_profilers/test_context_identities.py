@@ -158,7 +158,7 @@ def test_an_answer_that_is_no_identity_counts_as_a_failure_and_as_no_trace(
 
 def test_an_error_while_asking_leaves_nothing_but_a_count(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     def fail(_: Any) -> Any:
-        raise ValueError("ours")
+        raise RecursionError("where it cannot be called")
 
     failed = _context.counters().failed
     publishing.answer = fail
@@ -168,9 +168,12 @@ def test_an_error_while_asking_leaves_nothing_but_a_count(publishing: InstalledP
     assert _context.counters().failed == failed + 1
 
 
-def test_an_interrupt_while_asking_reaches_the_application(publishing: InstalledPublisher) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_an_interrupt_while_asking_reaches_the_application(
+    publishing: InstalledPublisher, error: type[BaseException]
+) -> None:
     def interrupted(_: Any) -> Any:
-        raise KeyboardInterrupt("of the user")
+        raise error("of the user")
 
     publishing.answer = interrupted
 
@@ -178,7 +181,7 @@ def test_an_interrupt_while_asking_reaches_the_application(publishing: Installed
         token = publishing.attach(Span(TRACE, ROOT))
         _context.detach(token)
 
-    with pytest.raises(KeyboardInterrupt, match="of the user"):  # noqa: PT012  # it comes as soon as Python code runs
+    with pytest.raises(error, match="of the user"):  # noqa: PT012  # it comes as soon as Python code runs
         work()
         for _ in range(1000):
             pass

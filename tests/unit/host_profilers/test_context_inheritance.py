@@ -83,7 +83,7 @@ def test_a_local_parent_that_started_earlier_is_asked_about(publishing: Installe
 
 def test_a_parent_that_cannot_be_asked_about_is_no_parent(publishing: InstalledPublisher) -> None:
     def fail(_: Any) -> Any:
-        raise ValueError
+        raise RecursionError
 
     publishing.answer = fail
     span = Span(TRACE, CHILD)
