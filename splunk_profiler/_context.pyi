@@ -167,10 +167,11 @@ def publish() -> None:
 def set_labels(variable: ContextVar[Any], labels: object, /) -> None:
     """Call `variable.set(labels)`, then publish; no audit comes in between."""
 
-def previous_local_root(trace_id: int, /) -> int | None:
-    """Return the local root that the thread published before the span being identified, for `identify`.
+def known_local_root(trace_id: int, /) -> int | None:
+    """Return the local root of a trace as far as it is known, for `identify`; None if it is not.
 
-    Return None if it was of another trace.
+    It is the one that the thread published before the span being identified, if that was of this trace. Else it is
+    the last span of the trace that `assign_identity` made its own root, or the root of the first identified one.
 
     Raises:
         TypeError, ValueError, OverflowError: not a trace id.

@@ -97,7 +97,7 @@ static PyMethodDef module_methods[] = {
     {"detach", AS_METHOD(hooks_detach), FAST, "Reset the variable, then publish."},
     {"publish", hooks_publish, METH_NOARGS, "Publish the calling thread's context as it is now."},
     {"set_labels", hooks_set_variable, METH_VARARGS, "Set the given variable, then publish."},
-    {"previous_local_root", spans_previous_local_root, METH_O, "Return the local root shown before, for identify."},
+    {"known_local_root", spans_known_local_root, METH_O, "Return the local root of a trace, for identify."},
     {"assign_identity", AS_METHOD(spans_assign_identity), FAST, "Set the Identity of a span that starts."},
     {"refresh", hooks_refresh, METH_NOARGS, "Look for newly loaded modules."},
     {"wait_for_linker", libraries_wait_for_linker, METH_NOARGS, "Wait until a forked child can use the linker."},

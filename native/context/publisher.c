@@ -164,6 +164,7 @@ void publisher_uninstall(void)
     publisher_config old_config = installed_config;
     memset(&installed_config, 0, sizeof(installed_config)); /* before other threads run, which may install anew */
     context_cache_clear();
+    spans_forget_roots();
     thread_records_hide_all(); /* no switch is seen from hooks_remove on */
     hooks_remove();
     for (size_t i = 0; i < Py_ARRAY_LENGTH(old_config.all); i++) {

@@ -101,7 +101,8 @@ HIDDEN lookup_result spans_cached_identity(const publisher_config *config, PyObj
 /* Identify a span without a cached identity, by a Python call. Return FOUND, or UNKNOWN on failure. Afterwards the
  * context may be another, and the publisher uninstalled. Leaves no exception. */
 HIDDEN lookup_result spans_identify(const publisher_config *config, PyObject *span, Identity **identity);
-HIDDEN PyObject *spans_previous_local_root(PyObject *module, PyObject *trace_id);
+HIDDEN void spans_forget_roots(void);
+HIDDEN PyObject *spans_known_local_root(PyObject *module, PyObject *trace_id);
 HIDDEN PyObject *spans_assign_identity(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
 
 /* audit.c */

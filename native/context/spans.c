@@ -144,17 +144,60 @@ static void end_call(identify_call *call)
     thread_records_end_update();
 }
 
-PyObject *spans_previous_local_root(PyObject *module, PyObject *trace_id)
+/* The local roots of the last traces; in a bucket, the newest first. A service that answers thousands of requests at
+ * once keeps nearly all of them here. */
+enum { ROOT_BUCKET_BITS = 10, ROOTS_PER_BUCKET = 4 };
+typedef struct {
+    uint8_t trace_id[TRACE_ID_BYTES];
+    uint8_t local_root_id[SPAN_ID_BYTES];
+} trace_root;
+
+static trace_root trace_roots[1 << ROOT_BUCKET_BITS][ROOTS_PER_BUCKET]; /* GIL */
+
+static trace_root *roots_near(const uint8_t *trace_id)
+{
+    uint64_t low; /* the half that is random in all formats */
+    memcpy(&low, trace_id + TRACE_ID_BYTES - sizeof(low), sizeof(low));
+    return trace_roots[low * UINT64_C(0x9E3779B97F4A7C15) >> (64 - ROOT_BUCKET_BITS)];
+}
+
+/* Return the last root of a trace, or NULL. */
+static const trace_root *find_root(const uint8_t *trace_id)
+{
+    const trace_root *bucket = roots_near(trace_id);
+    for (const trace_root *root = bucket; root < bucket + ROOTS_PER_BUCKET; root++) {
+        if (memcmp(root->trace_id, trace_id, TRACE_ID_BYTES) == 0) {
+            return root;
+        }
+    }
+    return NULL;
+}
+
+static void remember_root(const encoded_span *span)
+{
+    trace_root *bucket = roots_near(span->trace_id);
+    memmove(bucket + 1, bucket, (ROOTS_PER_BUCKET - 1) * sizeof(*bucket));
+    memcpy(bucket->trace_id, span->trace_id, TRACE_ID_BYTES);
+    memcpy(bucket->local_root_id, span->local_root_id, SPAN_ID_BYTES);
+}
+
+void spans_forget_roots(void)
+{
+    memset(trace_roots, 0, sizeof(trace_roots));
+}
+
+PyObject *spans_known_local_root(PyObject *module, PyObject *trace_id)
 {
     uint8_t trace[TRACE_ID_BYTES];
     if (compat_int_to_bytes(trace_id, trace, sizeof(trace)) != 0) {
         return NULL;
     }
     const identify_call *call = find_call(greenlets_current());
-    if (call == NULL || !call->previous.trace_present || memcmp(call->previous.trace_id, trace, sizeof(trace)) != 0) {
-        Py_RETURN_NONE;
+    if (call != NULL && call->previous.trace_present && memcmp(call->previous.trace_id, trace, sizeof(trace)) == 0) {
+        return compat_int_from_bytes(call->previous.transaction_id, SPAN_ID_BYTES);
     }
-    return compat_int_from_bytes(call->previous.transaction_id, SPAN_ID_BYTES);
+    const trace_root *root = find_root(trace);
+    return root != NULL ? compat_int_from_bytes(root->local_root_id, SPAN_ID_BYTES) : Py_NewRef(Py_None);
 }
 
 lookup_result spans_identify(const publisher_config *config, PyObject *span, Identity **identity)
@@ -193,6 +236,9 @@ error:
         if (made == Py_None || is_identity(made)) {
             cache_identity(config, span, made);
             *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
+            if (*identity != NULL && find_root((*identity)->bytes.trace_id) == NULL) {
+                remember_root(&(*identity)->bytes);
+            }
             result = FOUND;
         }
         else {
@@ -203,7 +249,7 @@ error:
     return result;
 }
 
-/* Set the local root of a span that starts in `context`: its parent's, unless the parent is none of ours. May
+/* Set the local root of a span that starts in `context`: its parent's, or itself if the parent is none of ours. May
  * run Python. */
 static void inherit_local_root(const publisher_config *config, PyObject *context, encoded_span *ids)
 {
@@ -244,6 +290,9 @@ static void assign_identity(PyTypeObject *type, const publisher_config *config, 
         discard_exception();
     }
     inherit_local_root(config, context, &ids);
+    if (memcmp(ids.local_root_id, ids.span_id, SPAN_ID_BYTES) == 0) {
+        remember_root(&ids);
+    }
     if (publisher_active_config() != NULL) {
         PyObject *identity = (PyObject *)identity_new(type, &ids);
         if (identity == NULL) {

@@ -69,7 +69,7 @@ class ProcessPublisher:
         self._notify = notify
         self._lock = OwnedLock()
         self._guard = Guard("publishing to host profilers")
-        self._identity_factory = IdentityFactory(extension.Identity, extension.previous_local_root)
+        self._identity_factory = IdentityFactory(extension.Identity, extension.known_local_root)
         self._providers = SpanStartInstaller(extension.assign_identity)
         self._message_socket: MessageSocket | None = None
         self._service: Service | None = None

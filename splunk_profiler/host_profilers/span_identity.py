@@ -24,41 +24,33 @@ class IdentityFactory:
 
     Args:
         make: (trace id, span id, local root span id, trace flags) → identity.
-        previous_root_of: trace id → local root of the thread until now, if it is of this trace.
+        known_root_of: trace id → local root of the thread until now, or of the trace in this process, if known.
     """
 
-    def __init__(
-        self, make: Callable[[int, int, int, int], Any], previous_root_of: Callable[[int], int | None]
-    ) -> None:
+    def __init__(self, make: Callable[[int, int, int, int], Any], known_root_of: Callable[[int], int | None]) -> None:
         self._make = make
-        self._previous_root_of = previous_root_of
+        self._known_root_of = known_root_of
         self._roots: OrderedDict[tuple[int, int], int] = OrderedDict()  # (trace id, span id) → local root
-        self._unsampled_roots: OrderedDict[int, int] = OrderedDict()  # by trace id, of spans that do not record
 
     def of(self, span: Any) -> Any | None:
         """Return the identity of `span`; None if it is invalid or of another process."""
         context = span.get_span_context()
         if not context.is_valid or context.is_remote:
             return None
-        root = self._root_of(span, context)
-        _remember(self._roots, (context.trace_id, context.span_id), root)
+        root = _remember(self._roots, (context.trace_id, context.span_id), self._root_of(span, context))
         return self._make(context.trace_id, context.span_id, root, int(context.trace_flags) & 0xFF)
 
     def _root_of(self, span: Any, context: trace.SpanContext) -> int:
         parent: trace.SpanContext | None = getattr(span, "parent", None)
         if parent is None and isinstance(span, trace.NonRecordingSpan):
-            # Its parent is unknown. Take the span that was current until now, if it is of the same trace.
+            # Its parent is unknown. Take the root of the span that was current until now, if it is of the same trace.
             # Else take the trace's root in this process, which is right unless the trace came in twice.
-            before = self._previous_root_of(context.trace_id)
-            return _remember(self._unsampled_roots, context.trace_id, context.span_id if before is None else before)
+            return self._known_root_of(context.trace_id) or context.span_id
         if parent is None or not parent.is_valid or parent.is_remote:
             return context.span_id
-        known = self._roots.get((parent.trace_id, parent.span_id))
-        if known is not None:
-            return known
-        # The parent has ended, is of another SDK, or is older than the publishing. Take it for the root:
+        # An unknown parent has ended, is of another SDK, or is older than the publishing. Take it for the root:
         # a search for the spans above it among all live objects would stop the application for long.
-        return self._unsampled_roots.get(parent.trace_id, parent.span_id)
+        return self._roots.get((parent.trace_id, parent.span_id), parent.span_id)
 
 
 def _remember(known: OrderedDict[Any, int], key: Any, value: int) -> int:

@@ -27,12 +27,13 @@ from opentelemetry.sdk.trace import (
     TracerProvider,
 )
 from opentelemetry.sdk.trace.export import SpanExporter
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, use_span
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
 from correlated_process import batch_processor, correlated, simple_processor
 from host_profiler import ENCODED_STACKS, OTHER_STACK, STACK, STACK_IDS_ATTRIBUTE, RecordingExporter, ids_on
+from published_process import published_ids
 
 _EXPECTED = {ENCODED_STACKS[STACK]: 2}
 
@@ -102,6 +103,22 @@ def test_the_span_that_the_application_holds_is_not_touched(directory: Path) -> 
         assert (dict(root.attributes or {}), root.resource, root.end_time, root.is_recording()) == before
         assert before[0] == {"mine": 1}
         assert before[1] is here.provider.resource
+
+
+def test_samples_of_a_thread_that_has_only_ids_are_on_their_transaction(directory: Path) -> None:
+    def work(context: SpanContext) -> None:
+        with use_span(NonRecordingSpan(context)):
+            seen = published_ids()
+        assert seen is not None
+        here.host.report_ids(seen.trace_id, seen.local_root_id, count=2)
+
+    with correlated(directory) as here:
+        with here.tracer.start_as_current_span("root"), here.tracer.start_as_current_span("query") as query:
+            thread = threading.Thread(target=work, args=(query.get_span_context(),))
+            thread.start()
+            thread.join()
+        here.flush()
+        assert here.exported.ids("root") == _EXPECTED
 
 
 def test_transactions_are_exported_in_the_order_in_which_they_ended(directory: Path) -> None:
