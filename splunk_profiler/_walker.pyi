@@ -79,9 +79,9 @@ class Ticker(Generic[_Frame, _Stack]):
         """Capture at most `limit` of the tasks that wait, evenly spread; return an item for each, and how many wait.
 
         A task waits if it is suspended in an event loop that runs; its item has its own stack, context and labels,
-        and the thread of the loop. That of any other is None. `task_type` is ``_asyncio.Task``. From CPython 3.14
-        on, the frames of the task that awaits it follow. Reads all tasks in one hold of the GIL and runs no code of
-        the application. Keeps at most 512 frames.
+        and the thread of the loop. That of any other is None. A weak reference stands for its task. `task_type` is
+        ``_asyncio.Task``. From CPython 3.14 on, the frames of the task that awaits it follow. Reads all tasks in one
+        hold of the GIL and runs no code of the application. Keeps at most 512 frames.
         """
     def reads_locks(self, entered: object, kinds: tuple[type, type, type, CodeType], /) -> bool:
         """Return True if `entered` is found as what the innermost ``with`` of the calling frame has entered, or enters.

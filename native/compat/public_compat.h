@@ -73,17 +73,23 @@ static inline PyObject *compat_new_weakref(PyObject *object)
     return weakref;
 }
 
-/* Return true if the referent no longer exists. */
+/* Return the referent, borrowed until other code runs; NULL if it no longer exists. */
+static inline PyObject *compat_referent(PyObject *weakref)
+{
+    PyObject *object;
+#if PY_VERSION_HEX >= 0x030D0000
+    (void)PyWeakref_GetRef(weakref, &object);
+    Py_XDECREF(object); /* not the last reference */
+#else
+    object = PyWeakref_GET_OBJECT(weakref);
+    object = object == Py_None ? NULL : object;
+#endif
+    return object;
+}
+
 static inline bool compat_is_weakref_dead(PyObject *weakref)
 {
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *object;
-    int alive = PyWeakref_GetRef(weakref, &object);
-    Py_XDECREF(object);
-    return alive == 0;
-#else
-    return PyWeakref_GET_OBJECT(weakref) == Py_None;
-#endif
+    return compat_referent(weakref) == NULL;
 }
 
 /* A pending exception; all NULL: none. Owned. */

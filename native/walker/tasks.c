@@ -221,6 +221,14 @@ static void capture_task(ticker_state *ticker, const running_loop *loops, size_t
     }
 }
 
+/* Return the object that an item of `tasks` is, or refers to weakly; borrowed until Python code runs. */
+static PyObject *task_at(PyObject *tasks, size_t index)
+{
+    PyObject *item = PyList_GET_ITEM(tasks, (Py_ssize_t)index);
+    PyObject *task = PyWeakref_Check(item) ? compat_referent(item) : NULL;
+    return task != NULL ? task : item;
+}
+
 /* Capture at most `limit` of the tasks that wait, evenly spread; return the number of those that wait. No Python code
  * runs. */
 static size_t capture_waiting(ticker_state *ticker, PyObject *tasks, PyTypeObject *task_type, size_t limit,
@@ -231,13 +239,13 @@ static size_t capture_waiting(ticker_state *ticker, PyObject *tasks, PyTypeObjec
     (void)walk_loops(ticker, loops, NULL, &loop_count);
     size_t count = (size_t)PyList_GET_SIZE(tasks), waiting = 0, rank = 0;
     for (size_t i = 0; i < count; i++) {
-        seen[i].is_waiting = is_waiting(PyList_GET_ITEM(tasks, (Py_ssize_t)i), loops, loop_count, task_type);
+        seen[i].is_waiting = is_waiting(task_at(tasks, i), loops, loop_count, task_type);
         waiting += seen[i].is_waiting;
     }
     limit = limit < waiting ? limit : waiting;
     for (size_t i = 0; i < count; i++) {
         if (seen[i].is_waiting && (rank++ * limit) % waiting < limit) {
-            capture_task(ticker, loops, loop_count, task_type, PyList_GET_ITEM(tasks, (Py_ssize_t)i), &seen[i].thread);
+            capture_task(ticker, loops, loop_count, task_type, task_at(tasks, i), &seen[i].thread);
         }
     }
     return waiting;

@@ -51,23 +51,22 @@ class TaskEventSource(PacedSource):
         self._loops = RunningLoops(ticker)
 
     def _look(self, since_ns: int) -> list[RawEvent]:
-        # For about a millisecond this holds tasks. A task that waits is in a cycle with what it waits for, so that only
-        # the collector ends it, on any thread. One that ends meanwhile may be freed here: its coroutine has run out.
         asyncio_in_c = sys.modules.get("_asyncio")  # without it, tasks are made in Python
         if asyncio_in_c is None or not (loops := self._loops.list()):
             return []
         known, task_type = _known_tasks(asyncio_in_c, [loop for loop, _ in loops]), asyncio_in_c.Task
-        probed = self._choose(known)
-        tasks = [task for each in probed if (task := each() if type(each) is ref else each) is not None]
+        known_count = len(known)
+        probed = [each if type(each) is ref else ref(each) for each in self._choose(known)]
+        del known  # a task that ends during the capture must be freed on its own thread: its finaliser calls the loop
         time_ns = time.time_ns()
-        threads, waiting = self._ticker.capture_tasks(tasks, task_type, self._max_tasks)
-        captured = [(task, thread) for task, thread in zip(tasks, threads, strict=True) if thread is not None]
-        total = waiting * len(known) // max(len(probed), 1)
+        threads, waiting = self._ticker.capture_tasks(probed, task_type, self._max_tasks)
+        captured = [(task, thread) for task, thread in zip(probed, threads, strict=True) if thread is not None]
+        total = waiting * known_count // max(len(probed), 1)
         events = []
         for number, (task, thread) in enumerate(captured):
             count = (total + number) // len(captured)  # the sum of all is `total`
             event = Event(TASK_KIND, WAITING_LABELS, count, count * since_ns)
-            events.append(RawEvent(time_ns, thread, event, _name_labels(task_type, task)))
+            events.append(RawEvent(time_ns, thread, event, _name_labels(task_type, task())))
         return events
 
     def _choose(self, known: list[Any]) -> list[Any]:
@@ -100,6 +99,6 @@ def _known_tasks(asyncio_in_c: ModuleType, loops: Sequence[Any]) -> list[Any]:
 
 
 def _name_labels(task_type: Any, task: Any) -> tuple[tuple[str, str], ...]:
-    """Return the name that a task was given; those that asyncio gives are different for each task."""
-    name = given_name(task_type, task)
+    """Return the name that a task was given; those that asyncio gives are different for each. None: it has ended."""
+    name = "" if task is None else given_name(task_type, task)
     return (("task.name", name),) if name else ()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from splunk_profiler.config import Config
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 pytest.importorskip("_asyncio", reason="asyncio has no tasks of C here")
+import walker_factory
 
 NUMBER: ContextVar[int] = ContextVar("NUMBER")
 SECOND_NS = 1_000_000_000
@@ -106,3 +109,39 @@ def test_source_probes_some_of_thousands_and_counts_all(ticker: Any) -> None:
 
     gc.collect()  # ended tasks that wait for the collector are probed as well
     asyncio.run(run())
+
+
+def test_task_that_ends_during_its_capture_is_freed_on_its_own_thread() -> None:
+    loop, fails, waits, is_over = asyncio.new_event_loop(), asyncio.Event(), threading.Event(), threading.Event()
+    reporters: list[int] = []
+
+    async def fail() -> None:
+        waits.set()
+        await fails.wait()
+        raise ValueError
+
+    def report(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
+        reporters.append(threading.get_ident())  # its exception was never retrieved
+
+    def make_frame(code: CodeType, *_: Any) -> str:
+        loop.call_soon_threadsafe(fails.set)
+        loop.call_soon_threadsafe(loop.call_soon, loop.call_soon, is_over.set)  # two turns of the loop later
+        is_over.wait(60)
+        return code.co_name
+
+    def begin() -> None:
+        loop.create_task(fail())
+
+    loop.set_exception_handler(report)
+    loop.call_soon(begin)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    waits.wait(60)
+    made = walker_factory.make(context_var=NUMBER, make_frame=make_frame)
+    events = Sampled(made, 16).after(SECOND_NS)
+    made.stop()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    assert reporters == [thread.ident]
+    assert len(events) == 1
