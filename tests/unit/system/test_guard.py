@@ -59,10 +59,10 @@ def _two_arguments(_job: str, *_: object) -> None:
 
 
 @pytest.fixture
-def set_handler() -> Iterator[Callable[[Any], None]]:
+def set_handler() -> Iterator[Callable[[Any], Any]]:
     """Return a function that sets the handler of SIGALRM."""
     before = signal.getsignal(signal.SIGALRM)
-    yield lambda handler: signal.signal(signal.SIGALRM, handler) and None
+    yield partial(signal.signal, signal.SIGALRM)
     signal.signal(signal.SIGALRM, before)
 
 
@@ -77,7 +77,7 @@ def set_handler() -> Iterator[Callable[[Any], None]]:
         lambda *_: _function(),
     ],
 )
-def test_exception_of_a_signal_handler_is_not_swallowed(handler: Any, set_handler: Callable[[Any], None]) -> None:
+def test_exception_of_a_signal_handler_is_not_swallowed(handler: Any, set_handler: Callable[[Any], Any]) -> None:
     set_handler(handler)
     guard = Guard("a test")
     with pytest.raises(SoftTimeLimitError), guard.catching():
@@ -85,7 +85,7 @@ def test_exception_of_a_signal_handler_is_not_swallowed(handler: Any, set_handle
     assert not guard.failures
 
 
-def test_error_of_our_code_within_a_signal_handler_is_swallowed(set_handler: Callable[[Any], None]) -> None:
+def test_error_of_our_code_within_a_signal_handler_is_swallowed(set_handler: Callable[[Any], Any]) -> None:
     guard = Guard("a test")
 
     def handle(*_: object) -> None:
