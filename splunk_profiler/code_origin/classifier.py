@@ -100,10 +100,14 @@ class CodeClassifier:
             found = self._origin_cache[key] = self._find(file, namespace)
         return found
 
+    def _list_entries(self) -> list[str]:
+        entries = list(sys.path if self._entries is None else self._entries())
+        # '' is the current directory, where nothing is installed.
+        return [entry for entry in entries if type(entry) is str and entry]
+
     def _next_entry(self) -> tuple[str, Steps] | None:
-        for entry in list(sys.path if self._entries is None else self._entries()):
-            # '' is the current directory, where nothing is installed.
-            if type(entry) is str and entry and entry not in self._entries_read:
+        for entry in self._list_entries():
+            if entry not in self._entries_read:
                 return (entry, read_entry(entry)) if len(self._entries_read) < _MAX_ENTRIES else None
         return None
 
@@ -119,22 +123,43 @@ class CodeClassifier:
     def _find(self, file: str, namespace: str) -> CodeOrigin:
         if file.startswith("/"):
             found = self._origin_of_path(file) or self._origin_of_path(self._real_path(file))
-            # `os.path.exists` never raises. A missing file was delivered as bytecode that was compiled elsewhere.
-            if found is None and (module_file := _module_file_of(namespace)) != file and not os.path.exists(file):  # noqa: PTH110
-                found = self._origin_of_path(module_file.removesuffix("c"))
-            return found or APPLICATION
+            if found is not None or os.path.exists(file):  # noqa: PTH110  # never raises
+                return found or APPLICATION
+            return self._origin_of_module(file, namespace)  # it was delivered as bytecode that was compiled elsewhere
         frozen = file.removeprefix(_FROZEN).partition(".")[0].rstrip(">") if file.startswith(_FROZEN) else ""
         if frozen in sys.stdlib_module_names:
             return STANDARD_LIBRARY
         if not frozen and not file.startswith("<") and (found := self._origin_of_path(file)) is not None:
             return found  # under a relative entry of sys.path, such as a zip file that is run
-        # Generated code belongs to the module whose globals it has.
-        if (module_file := _module_file_of(namespace)).startswith("/"):
-            return self.classify(module_file, namespace)
+        return self._origin_of_module(file, namespace)
+
+    def _origin_of_module(self, file: str, namespace: str) -> CodeOrigin:
+        """Return the origin of code without a file, such as generated code: that of the module whose globals it has.
+
+        `sys.modules` does not say: the exporter process has other modules than the application.
+        """
+        if (found := self._installed_origin(namespace)) is not None:
+            return found
         top = namespace.partition(".")[0]
+        if namespace != top:
+            return self.classify(file, top)  # which asks the file system once for all modules of a package
         if top in sys.stdlib_module_names:
             return STANDARD_LIBRARY
-        return APPLICATION if top == "__main__" or frozen or "/" in file else UNKNOWN
+        for place in (f"{entry}/{top}{suffix}" for entry in self._list_entries() for suffix in ("", ".py")):
+            if top and os.path.exists(place):  # noqa: PTH110
+                return self._origin_of_path(place) or APPLICATION
+        return APPLICATION if top == "__main__" or file.startswith(_FROZEN) or "/" in file else UNKNOWN
+
+    def _installed_origin(self, namespace: str) -> CodeOrigin | None:
+        """Return the origin of what is installed as the module that is, or has the class, `namespace`."""
+        while namespace:
+            place = namespace.replace(".", "/")
+            for entry in self._list_entries():
+                path = f"{entry.rstrip('/')}/{place}"
+                if found := self._origins_by_path.get(path) or self._origins_by_path.get(f"{path}.py"):
+                    return found
+            namespace = namespace.rpartition(".")[0]
+        return None
 
     def _origin_of_path(self, file: str) -> CodeOrigin | None:
         place = file
@@ -171,14 +196,3 @@ def _builtin_origins() -> dict[str, CodeOrigin]:
     paths |= {entry for entry in sys.path if type(entry) is str and entry.endswith(name)}
     paths |= {os.path.realpath(path) for path in paths}
     return {**dict.fromkeys(paths, STANDARD_LIBRARY), OWN_PACKAGE: _PROFILER}
-
-
-def _module_file_of(namespace: str) -> str:
-    """Return the file of the module that is, or has the class, `namespace`; empty if not known."""
-    while namespace:
-        module = sys.modules.get(namespace)
-        if module is not None:
-            file = module_globals(module).get("__file__")
-            return file if type(file) is str else ""
-        namespace = namespace.rpartition(".")[0]
-    return ""
