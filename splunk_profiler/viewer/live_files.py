@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from splunk_profiler.viewer.otlp_files import PROFILE_SUFFIXES, REQUEST_SUFFIXES, SNAPSHOT, SourceError, find_files
-from splunk_profiler.viewer.profile_messages import decode
+from splunk_profiler.viewer.profile_messages import ProfileDecoder
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader, make_sender
 from splunk_profiler.viewer.source import Source
@@ -109,7 +109,7 @@ class LiveFiles(Source):
         except FileNotFoundError:  # the oldest are removed
             return
         try:
-            self._reader.add_message(make_sender(names[0], "", "", *names[1:]), decode(content))
+            self._reader.add_message(make_sender(names[0], "", "", *names[1:]), ProfileDecoder().decode(content))
             self._unread_profiles.discard(path)
         except ValueError:
             self._unread_profiles.add(path)

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.formats.profile_proto import ProfileMessage
+from splunk_profiler.viewer.message_size import count_items, fields_of
 
 PROFILE_FORMAT = "pprof-gzip-base64"
 OUTSIDE = "(outside of spans)"
@@ -29,10 +30,14 @@ UNKNOWN_FUNCTION = "(unknown)"
 _GZIP = b"\x1f\x8b"
 APPLICATION = "application"
 _PROCESS_PREFIX = "[process]."
-# Guards against small messages that take much memory: packed, or of many inlined lines that stacks repeat.
-_MAX_MESSAGE_BYTES = 256 << 20  # of an unpacked message
+# Guards against small messages that take much memory or time: packed, of many tiny parts, or of many inlined lines that
+# stacks repeat.
+MAX_MESSAGE_BYTES = 64 << 20  # of an unpacked message
+MAX_ITEMS = 1 << 20  # of a message: messages and texts; each takes two bytes or more
+_MAX_REQUEST_BYTES = 2 * MAX_MESSAGE_BYTES  # of all profiles of a request
 _MAX_STACK_FRAMES = 1 << 17  # twice what this package captures
 _MAX_FRAMES = 1 << 25  # of all stacks
+_FIELDS = fields_of(ProfileMessage.DESCRIPTOR)
 
 
 class ProfileError(ValueError):
@@ -86,27 +91,51 @@ def endpoint_name(stack: list[Place], labels: dict[str, str]) -> str:
     return labels.get("endpoint") or (UNNAMED if "span_id" in labels else OUTSIDE)
 
 
+class ProfileDecoder:
+    """Decodes the profiles of a request, until all together are too large."""
+
+    def __init__(self) -> None:
+        self._bytes_left = _MAX_REQUEST_BYTES
+
+    def decode_body(self, body: str) -> Any:
+        """Return the message of a profile; `ProfileError` if it is none, or too large."""
+        try:
+            return self.decode(base64.b64decode(body, validate=True))
+        except binascii.Error as error:
+            raise ProfileError(f"not a profile: {error}") from None
+
+    def decode(self, data: bytes) -> Any:
+        """Return the message of a profile, packed by gzip or not; `ProfileError` if it is none, or too large."""
+        if self._bytes_left < 0:
+            raise ProfileError("the profiles before it in its request are too large")
+        try:
+            data = _unpacked(data)
+            self._bytes_left -= len(data)
+            if len(data) > MAX_MESSAGE_BYTES or (
+                len(data) > 2 * MAX_ITEMS and count_items(data, _FIELDS, MAX_ITEMS) > MAX_ITEMS
+            ):
+                raise ProfileError("the profile is too large")
+            message = ProfileMessage.FromString(data)
+        except (zlib.error, DecodeError) as error:
+            raise ProfileError(f"not a profile: {error}") from None
+        _check_frames(message)
+        return message
+
+
 def decode_body(body: str) -> Any:
-    """Return the message of a profile; `ProfileError` if it is none."""
-    try:
-        return decode(base64.b64decode(body, validate=True))
-    except binascii.Error as error:
-        raise ProfileError(f"not a profile: {error}") from None
+    """Return the message of a profile; `ProfileError` if it is none, or too large."""
+    return ProfileDecoder().decode_body(body)
 
 
-def decode(data: bytes) -> Any:
-    """Return the message of a profile, packed by gzip or not; `ProfileError` if it is none, or too large."""
-    try:
-        if data.startswith(_GZIP):
-            unpacked = zlib.decompressobj(16 + zlib.MAX_WBITS)
-            data = unpacked.decompress(data, _MAX_MESSAGE_BYTES)
-            if not unpacked.eof:
-                raise ProfileError("the profile is cut off, or too large")
-        message = ProfileMessage.FromString(data)
-    except (zlib.error, DecodeError) as error:
-        raise ProfileError(f"not a profile: {error}") from None
-    _check_frames(message)
-    return message
+def _unpacked(data: bytes) -> bytes:
+    """Return a message, or the beginning of one that is too large."""
+    if not data.startswith(_GZIP):
+        return data
+    unpacking = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    unpacked = unpacking.decompress(data, MAX_MESSAGE_BYTES + 1)
+    if not unpacking.eof and len(unpacked) <= MAX_MESSAGE_BYTES:
+        raise ProfileError("the profile is cut off")
+    return unpacked
 
 
 def _check_frames(message: Any) -> None:

@@ -32,8 +32,8 @@ from splunk_profiler.viewer.profile_messages import (
     OUTSIDE,
     PROFILE_FORMAT,
     Place,
+    ProfileDecoder,
     ProfileError,
-    decode_body,
     endpoint_name,
     kind_and_distribution,
     read_places,
@@ -49,6 +49,7 @@ UNKNOWN_SERVICE = "unknown service"  # in place of its name
 HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
 _FRAME = struct.Struct("=ii")  # function and line
 _MAX_LINE = (1 << 31) - 1
+_MAX_WEIGHT = (1 << 63) - 1
 
 
 VERSION = "service.version"
@@ -98,6 +99,16 @@ class Text(NamedTuple):
     state: str
 
 
+_Alike = tuple[bytes, tuple[tuple[str, str], ...]]  # the stack and the labels that are text of samples
+
+
+class _Sum(NamedTuple):
+    """Samples that are alike: their leaf and the sums of their values."""
+
+    leaf: list[Place]
+    weights: dict[str, int]
+
+
 class RecordReader:
     """Reads into `recording`.
 
@@ -120,18 +131,22 @@ class RecordReader:
             request = json.loads(line)
             for resource in request.get("resourceSpans", ()):
                 self._add_spans(resource)
+            profiles = ProfileDecoder()
             for resource in request.get("resourceLogs", ()):
-                self.add_logs(resource)
+                self._add_logs(resource, profiles)
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             self.unread += 1
 
     def add_logs(self, resource: dict[str, Any]) -> None:
         """Read the logs of a resource in OTLP/JSON."""
+        self._add_logs(resource, ProfileDecoder())
+
+    def _add_logs(self, resource: dict[str, Any], profiles: ProfileDecoder) -> None:
         sender = sender_of(resource)
         for scope in resource.get("scopeLogs", ()):
             if scope.get("scope", {}).get("name") == PROFILE_SCOPE:
                 for record in scope.get("logRecords", ()):
-                    self._add_record(sender, record)
+                    self._add_record(sender, record, profiles)
 
     def name_spans(self, names: Mapping[SpanKey, str]) -> None:
         """Put the names of spans into their samples, those that come included."""
@@ -148,7 +163,7 @@ class RecordReader:
         """Read a profile.
 
         Raises:
-            ProfileError: it is not consistent, or has negative values.
+            ProfileError: it is not consistent, or has values that are negative or beyond 64 bits.
         """
         try:
             time_ns = parse_time(message.time_nanos)
@@ -156,25 +171,13 @@ class RecordReader:
             values = [
                 name_value(self.recording.units, texts[each.type], texts[each.unit]) for each in message.sample_type
             ]
-            places = read_places(message)
-            frames = {location: b"".join(map(self._pack, reversed(lines))) for location, lines in places.items()}
-            samples = [
-                (
-                    b"".join(frames[location] for location in reversed(sample.location_id)),
-                    places[sample.location_id[0]] if sample.location_id else [],
-                    {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label},
-                    dict(zip(dict.fromkeys(values), sample.value, strict=True)),
-                )
-                for sample in message.sample
-            ]
+            samples = self._sum_samples(message, texts, values)
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
-        if any(min(weights.values(), default=0) < 0 for *_, weights in samples):
-            raise ProfileError("the profile has negative values: it is a difference of two")
         if any(name.startswith(IN_USE) for name in values):
             self.recording.note_heap(sender.process, time_ns, message.duration_nanos)
-        for packed, leaf, labels, weights in samples:
-            named = {key: value for key, value in labels.items() if isinstance(value, str)}
+        for (stack, labels), (leaf, weights) in samples.items():
+            named = dict(labels)
             state = named.get("thread.state", "")
             span = named.get("trace_id", ""), named.get("span_id", "")
             endpoint = endpoint_name(leaf, named)
@@ -187,8 +190,27 @@ class RecordReader:
                 tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
                 NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),
             )
-            stack, place = self.recording.stacks.place(packed), self.recording.facets_id(facets)
-            self._add(Sample(time_ns, stack, place, weights, span, message.duration_nanos))
+            places = self.recording.stacks.place(stack), self.recording.facets_id(facets)
+            self._add(Sample(time_ns, *places, weights, span, message.duration_nanos))
+
+    def _sum_samples(self, message: Any, texts: list[str], values: list[str]) -> dict[_Alike, _Sum]:
+        """Return the samples of a profile, those that are alike as one: they may be many in few bytes."""
+        places = read_places(message)
+        frames = {location: b"".join(map(self._pack, reversed(lines))) for location, lines in places.items()}
+        names = list(dict.fromkeys(values))
+        found: dict[_Alike, _Sum] = {}
+        for sample in message.sample:
+            stack = b"".join([frames[location] for location in reversed(sample.location_id)])
+            labels = tuple([(texts[label.key], texts[label.str]) for label in sample.label if label.str])
+            if (stack, labels) not in found:
+                leaf = places[sample.location_id[0]] if sample.location_id else []
+                found[stack, labels] = _Sum(leaf, dict.fromkeys(names, 0))
+            weights = found[stack, labels].weights
+            for name, weight in zip(names, sample.value, strict=True):
+                weights[name] += weight
+                if weight < 0 or weights[name] > _MAX_WEIGHT:
+                    raise ValueError("values are negative, as those of a difference of two, or too large")
+        return found
 
     def read_text(self, body: str) -> Text:
         """Return what the text of a sample says; `add_stack` takes it.
@@ -264,7 +286,7 @@ class RecordReader:
                 self.recording.spans.setdefault(key[0], {})[key[1]] = found
                 self.name_spans({key: found.name})
 
-    def _add_record(self, sender: Sender, record: dict[str, Any]) -> None:
+    def _add_record(self, sender: Sender, record: dict[str, Any], profiles: ProfileDecoder) -> None:
         described = attributes(record)
         data_type = str(described.get(DATA_TYPE, CPU))
         if described.get(SOURCE) == SNAPSHOT or data_type not in (CPU, ALLOCATION):
@@ -272,7 +294,7 @@ class RecordReader:
         body = str((record.get("body") or {}).get("stringValue", ""))
         try:
             if described.get(DATA_FORMAT) == PROFILE_FORMAT:
-                self.add_message(sender, decode_body(body))
+                self.add_message(sender, profiles.decode_body(body))
             else:
                 period_ms, allocated = map(parse_int, map(described.get, ("source.event.period", "memory.allocated")))
                 weights = text_weights(data_type == ALLOCATION, 1, period_ms, allocated)

@@ -16,7 +16,7 @@ from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import HOUR_NS, Selection
-from splunk_profiler.viewer.profile_messages import ProfileError
+from splunk_profiler.viewer.profile_messages import MAX_ITEMS, MAX_MESSAGE_BYTES, ProfileError
 from splunk_profiler.viewer.recording import Recording
 
 
@@ -87,6 +87,45 @@ def test_a_profile_whose_stacks_are_too_large_is_one_unread_record(
     for read in (Profiles().add, MemoryProfiles().add):
         with pytest.raises(ProfileError, match="frames"):
             read(body, "shop")
+
+
+@pytest.mark.parametrize("item", [b"\x12\x00", b"\x12\x02\x1a\x00", b"\x32\x00"])
+def test_a_small_profile_of_too_many_items_is_an_unread_record(tmp_path: Path, item: bytes) -> None:
+    packed = gzip.compress(profile().SerializeToString() + MAX_ITEMS * item)
+    assert len(packed) < 20_000
+    (tmp_path / "odd.pprof").write_bytes(packed)
+    (tmp_path / "whole.pprof").write_bytes(profile().SerializeToString())
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert (files.unread, files.recording.count()) == (1, 1)
+
+
+def test_profiles_are_unread_once_those_before_them_held_too_much(tmp_path: Path) -> None:
+    bomb = profile_line(base64.b64encode(gzip.compress(bytes(MAX_MESSAGE_BYTES + 1), 1)).decode())
+    whole = line_of(profile(time_ns=NOON_NS))
+    lines = joined_lines(whole, *2 * [bomb], whole), whole
+    (tmp_path / "logs.jsonl").write_text("".join(lines), "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    with writing(tmp_path / "store.db") as writer:
+        put(writer, *lines)
+        writer.keep_up(NOON_NS, hold_ns=0)
+    for source in (files, LiveStore(tmp_path / "store.db")):
+        assert (source.unread, source.recording.count()) == (3, 2)
+
+
+def test_samples_of_a_profile_that_are_alike_are_one(tmp_path: Path) -> None:
+    message = profile(weight=1 << 62)
+    message.sample.add(location_id=[1], value=[(1 << 62) - 1]).label.add(key=3, num=7)
+    message.sample.add(location_id=[1], value=[3]).label.add(key=3, str=4)
+    (tmp_path / "whole.pprof").write_bytes(message.SerializeToString())
+    message.sample[0].value[0] += 1
+    (tmp_path / "beyond_64_bits.pprof").write_bytes(message.SerializeToString())
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert (files.unread, files.recording.count()) == (1, 2)
+    (columns,) = files.recording.columns()
+    assert columns.weights["samples"].tolist() == [(1 << 63) - 1, 3]
 
 
 def test_the_deepest_stack_that_is_captured_is_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.exports import PAGE_FILES
 from splunk_profiler.viewer.live_files import LiveFiles
-from splunk_profiler.viewer.profile_messages import decode
+from splunk_profiler.viewer.profile_messages import ProfileDecoder
 from splunk_profiler.viewer.server import listen, make_app, own_origins
 
 PATHS = ["/", *(f"/{name}" for name in PAGE_FILES), "/api/overview", "/api/flame?value=wall", "/nothing"]
@@ -283,7 +283,7 @@ def test_the_baseline_of_a_comparison_is_a_file_of_its_own(client: TestClient) -
     for more in ("", "&baseline=1"):
         answer = client.get(query + more)
         (name,) = re.findall('filename="(.*)"', answer.headers["content-disposition"])
-        profiles[name] = decode(answer.content)
+        profiles[name] = ProfileDecoder().decode(answer.content)
     assert profiles.keys() == {"profile.pprof", "baseline.pprof"}
     assert [(each.time_nanos, each.duration_nanos) for each in profiles.values()] == [
         (4_000_000_000, 5_000_000_000),
