@@ -78,7 +78,7 @@ def test_shares_of_ended_threads_with_names_of_their_own_are_divided_once() -> N
     assert CountingBucket.additions == 2 * len(buckets)
 
 
-def test_shares_of_ended_threads_with_ever_new_names_stay_in_bounded_memory() -> None:
+def test_shares_of_ended_threads_with_new_names_take_bounded_memory() -> None:
     shares, ran, waited, count = CpuShares(), Bucket(0), Bucket(0), 12_000
     tracemalloc.start()
     try:
