@@ -224,8 +224,8 @@ lookup_result spans_identify(const publisher_config *config, PyObject *span, Ide
 error:
     end_call(call);
     Py_XDECREF(identify);
-    if (PyErr_Occurred()) { /* not `identify`'s own, unless it cannot be called so deep down */
-        if (PyErr_ExceptionMatches(PyExc_RecursionError)) {
+    if (PyErr_Occurred()) { /* not `identify`'s own, unless it cannot be called so deep down, or without memory */
+        if (PyErr_ExceptionMatches(PyExc_RecursionError) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
             discard_exception();
         }
         else {
