@@ -7,7 +7,6 @@ service and its start, so it may cost no more than click.
 from __future__ import annotations
 
 import io
-import os
 import sys
 from importlib import import_module
 
@@ -54,6 +53,13 @@ class Verbs(click.Group):
         command = getattr(import_module(f"splunk_profiler.cli.{module}"), module)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Call a verb; exit as a shell's commands do when the reader of our output has closed it (`| head`)."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # with which click would exit with 1
+            ctx.exit(141)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs with their descriptions, without importing them."""
@@ -111,10 +117,9 @@ def main() -> None:
         needed = f"this command needs {package}, which is not installed"
         print_line(f"splunk-profiler: error: {needed}: pip install 'splunk-profiler[{extra}]'", error=True)
         sys.exit(1)
-    except BrokenPipeError:
-        # The reader of our output has closed it (`| head`). The flush at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    except OSError as error:  # as of a full disk below our output
+        print_line(f"splunk-profiler: error: {error}", error=True)
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

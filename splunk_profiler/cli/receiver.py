@@ -274,9 +274,9 @@ def _check_address_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of names that cannot be any
         raise CommandError(
-            f"nothing can listen on {_format_address(host, port)}: {error.strerror}; "
+            f"nothing can listen on {_format_address(host, port)}: {getattr(error, 'strerror', error)}; "
             "choose another with --host or --port (port 0 takes a free one)"
         ) from None
 

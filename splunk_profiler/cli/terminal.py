@@ -27,6 +27,10 @@ class Terminal(Console):
         """Return the string as `Text`; rich calls this for each printed string, cells of tables included."""
         return Text(printable(text), style=style, justify=justify, overflow=overflow)
 
+    def on_broken_pipe(self) -> None:
+        """Raise the error of an output that is closed; rich itself would exit with 1."""
+        raise BrokenPipeError
+
 
 def make_console() -> Terminal:
     """Return a console as wide as the terminal (140 columns at most), or of 100 columns without a terminal."""

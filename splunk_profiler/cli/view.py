@@ -30,7 +30,7 @@ from splunk_profiler.viewer.database import is_database
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import Selection
-from splunk_profiler.viewer.otlp_files import STREAM_SUFFIX, find_files
+from splunk_profiler.viewer.otlp_files import STREAM_SUFFIX, SourceError, find_files
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.source import Source
@@ -171,11 +171,14 @@ def open_files(path: Path) -> Source:
     Raises:
         SourceError, CommandError: there is nothing that can be shown.
     """
-    if is_database(path):
-        return LiveStore(path)
-    if is_stream(path) or (path.is_dir() and any(path.glob(f"*{STREAM_SUFFIX}"))):
-        return KeptStreams(path)
-    return LiveFiles(path)
+    try:
+        if is_database(path):
+            return LiveStore(path)
+        if is_stream(path) or (path.is_dir() and any(path.glob(f"*{STREAM_SUFFIX}"))):
+            return KeptStreams(path)
+        return LiveFiles(path)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def is_stream(path: Path) -> bool:

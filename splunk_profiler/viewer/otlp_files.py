@@ -31,17 +31,25 @@ def find_files(path: Path, suffixes: Sequence[str] = REQUEST_SUFFIXES) -> list[P
     """Return the files of a directory, or the file that is named.
 
     Raises:
-        SourceError: there is none.
+        SourceError: there is none, or the directory cannot be read.
     """
+    try:
+        files = _list_files(path, suffixes)
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist") from None
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+    if not files:
+        kinds = " or ".join(suffixes)
+        raise SourceError(f"{path} holds no {kinds} files; fill it: splunk-profiler collect --output {path}")
+    return files
+
+
+def _list_files(path: Path, suffixes: Sequence[str]) -> list[Path]:
     if path.is_dir():
         named = sorted(file for file in path.iterdir() if not file.name.startswith("."))  # those are being written
-        files = [file for file in named if file.name.endswith(tuple(suffixes)) and file.is_file()]
-        if not files:
-            kinds = " or ".join(suffixes)
-            raise SourceError(f"{path} holds no {kinds} files; fill it: splunk-profiler collect --output {path}")
-        return files
-    if not path.exists():
-        raise SourceError(f"{path} does not exist")
+        return [file for file in named if file.name.endswith(tuple(suffixes)) and file.is_file()]
+    path.stat()  # says why there is none, which `exists` does not
     return [path]
 
 

@@ -112,8 +112,8 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise SourceError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+    except (OSError, TypeError) as error:  # the latter of names that cannot be any
+        raise SourceError(f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', error)}") from None
     # Connections inherit it; asyncio sets it only on sockets of its own. Else each answer's body waits 40 ms for the
     # browser to acknowledge the head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
