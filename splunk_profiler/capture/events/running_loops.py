@@ -11,6 +11,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.system.guard import logger
+from splunk_profiler.system.import_locks import is_loaded
 from splunk_profiler.system.printable import printable
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ class RunningLoops:
 
     def asyncio_in_c(self) -> ModuleType | None:
         """Return asyncio's module in C, if that is loaded and the walker reads its loops; else None."""
-        module = sys.modules.get("_asyncio")
-        return module if module is not None and self._can_read(module) else None
+        if not is_loaded("_asyncio"):  # one that is half imported lacks names, and its functions crash (CPython 3.12)
+            return None
+        module = sys.modules["_asyncio"]
+        return module if self._can_read(module) else None
 
     def _can_read(self, asyncio_in_c: ModuleType) -> bool:
         """Return True if the walker reads loops and coroutines right, as a trial on the calling thread shows once."""
