@@ -20,6 +20,8 @@ from splunk_profiler.config import Config, Resolved
 from splunk_profiler.config.parsers import Collector, NoDestination
 from splunk_profiler.config.settings import SETTINGS
 
+REBUILD = "install a C compiler and Python.h (python3-dev), then reinstall with pip's --no-cache-dir"
+
 _PACKAGES = ("splunk-profiler", "opentelemetry-sdk", "opentelemetry-api", "grpcio", "protobuf")
 _MIN_SDK_VERSION = (1, 38)
 
@@ -125,7 +127,7 @@ def check_interpreter(resolved: Resolved) -> Iterator[Finding]:
     else:
         fact = f"portable: {choice.reason}; it costs more, and may miss spans in copied contexts (asyncio.to_thread)"
         is_wanted = resolved.config.walker == "portable"
-        yield warning("walker", fact, "" if is_wanted else "reinstall with a C compiler and Python.h (python3-dev)")
+        yield warning("walker", fact, "" if is_wanted else REBUILD)
     if choice.name != "none":
         yield _exporter_finding(resolved.config, is_native=choice.name == "native")
     if context_variable() is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from splunk_profiler.cli.checks import Finding, good, note, warning
+from splunk_profiler.cli.checks import REBUILD, Finding, good, note, warning
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.parsers import quote_redacted
 from splunk_profiler.config.temporary import temporary_directory
@@ -35,7 +35,7 @@ def check_host_profilers(resolved: Resolved, env: Mapping[str, str], uid: int) -
         from splunk_profiler import _context  # noqa: PLC0415  # not there on every system
     except ImportError as error:
         fact = f"the C extension that publishes is not there: {error}"
-        yield warning("extension", fact, "reinstall with a C compiler and Python.h")
+        yield warning("extension", fact, REBUILD)
         return
     if config.publishes_labels:
         yield _check_library(labels_library(), _context.load_labels_library)
