@@ -203,7 +203,8 @@ def _read_shebang(path: str) -> list[str]:
 def _execute(path: str, command: tuple[str, ...], env: Mapping[str, str]) -> None:
     # Python ignores these signals, and an executed program inherits that.
     for name in ("SIGPIPE", "SIGXFSZ"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+        if hasattr(signal, name):  # Windows has neither
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it was closed already
             stream.flush()

@@ -1,7 +1,7 @@
 """Runs a program where what another system lacks is missing: ``simulated_system.py SYSTEM MODULE|FILE [ARGUMENT…]``.
 
 SYSTEM is ``darwin`` or ``win32``. What is Linux's (or POSIX's) alone is taken out of this interpreter's modules before
-the package is imported; what the standard library itself makes of the system is imported before that.
+the package is imported; what the standard library and click make of the system is imported before that.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import threading  # noqa: F401
 import time
 import types
 import urllib.request  # noqa: F401
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
+
+import click  # noqa: F401
 
 NOT_ON_MACOS = {
     signal: ("sigtimedwait", "sigwaitinfo", "pidfd_send_signal", "SIGRTMIN", "SIGRTMAX", "SIGPOLL", "SIGPWR"),
@@ -58,23 +59,13 @@ EXTENSIONS = ("splunk_profiler._walker", "splunk_profiler._context")
 NO_MODULES = {"darwin": EXTENSIONS, "win32": (*EXTENSIONS, "fcntl", "resource", "pwd", "grp", "termios")}
 
 
-class _Missing(MetaPathFinder):
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-
-    def find_spec(self, name: str, *_: Any) -> None:
-        if name in self._names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def become(system: str) -> None:
     for module, names in (NOT_ON_MACOS if system == "darwin" else NOT_ON_WINDOWS).items():
         for name in names:
             if hasattr(module, name):
                 delattr(module, name)
     for name in NO_MODULES[system]:
-        sys.modules.pop(name, None)
-    sys.meta_path.insert(0, _Missing(NO_MODULES[system]))
+        sys.modules[name] = None  # type: ignore[assignment]  # it can be neither imported nor found
     read = Path.read_text
 
     def read_text(path: Path, *args: Any, **kwargs: Any) -> str:
