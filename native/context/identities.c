@@ -2,7 +2,6 @@
 #include "public_compat.h"
 #include "publisher.h"
 
-#include <structmember.h>
 #include <string.h>
 
 bool user_labels_exist;      /* GIL */
@@ -76,16 +75,6 @@ bool is_identity(PyObject *object)
     return Py_TYPE(object)->tp_new == identity_tp_new;
 }
 
-static PyObject *identity_trace_id(Identity *self, void *Py_UNUSED(closure))
-{
-    return compat_int_from_bytes(self->bytes.trace_id, TRACE_ID_BYTES);
-}
-
-static PyObject *identity_span_id(Identity *self, void *Py_UNUSED(closure))
-{
-    return compat_int_from_bytes(self->bytes.span_id, SPAN_ID_BYTES);
-}
-
 static PyObject *identity_local_root_id(Identity *self, void *Py_UNUSED(closure))
 {
     return compat_int_from_bytes(self->bytes.local_root_id, SPAN_ID_BYTES);
@@ -104,15 +93,8 @@ static PyMethodDef identity_methods[] = {
 };
 
 static PyGetSetDef identity_properties[] = {
-    {"trace_id", (getter)identity_trace_id, NULL, NULL, NULL},
-    {"span_id", (getter)identity_span_id, NULL, NULL, NULL},
     {"local_root_id", (getter)identity_local_root_id, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMemberDef identity_members[] = {
-    {"trace_flags", T_UBYTE, offsetof(Identity, bytes.trace_flags), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot identity_slots[] = {
@@ -120,7 +102,6 @@ static PyType_Slot identity_slots[] = {
     {Py_tp_new, identity_tp_new},
     {Py_tp_methods, identity_methods},
     {Py_tp_getset, identity_properties},
-    {Py_tp_members, identity_members},
     {0, NULL},
 };
 

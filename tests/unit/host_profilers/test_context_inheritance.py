@@ -27,12 +27,13 @@ def identity_of(span: Any) -> _context.Identity:
     return found
 
 
-def test_a_span_without_a_parent_is_its_own_local_root(publishing: InstalledPublisher) -> None:
+def test_a_span_without_a_parent_is_its_own_local_root(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     span = Span(TRACE, ROOT)
     _context.assign_identity(span)
-    identity = identity_of(span)
-    assert (identity.trace_id, identity.span_id, identity.local_root_id) == (TRACE, ROOT, ROOT)
-    assert identity.trace_flags == 1
+    assert identity_of(span).local_root_id == ROOT
+    token = publishing.attach(span)
+    assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
+    _context.detach(token)
     assert not publishing.asked
 
 
