@@ -23,13 +23,13 @@ class Identity:
 
 @final
 class UserLabels:
-    """At most seven (key, value) pairs in UTF-8, encoded once. Immutable.
+    """At most seven (key, value) pairs, encoded once. Immutable.
 
-    Keys have 1 to 25 bytes, values up to 53.
+    Keys have 1 to 25 bytes, values up to 53. The caller sees to what else readers expect: UTF-8 without NUL
+    bytes, different keys, none of the profiler's own.
 
     Raises:
-        ValueError: a limit is exceeded, a key is duplicate or one of the profiler's own, or a NUL
-            byte.
+        ValueError: there are too many pairs, or one is too long.
     """
 
     def __init__(self, pairs: tuple[tuple[bytes, bytes], ...]) -> None: ...

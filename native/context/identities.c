@@ -112,76 +112,30 @@ PyType_Spec identity_spec = {
     .slots = identity_slots,
 };
 
-static bool is_reserved(const encoded_label *label)
-{
-    static const char *const ours[] = {"trace_id", "span_id", "local_root_span_id"};
-    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++) {
-        if (strlen(ours[i]) == label->key_length && memcmp(ours[i], label->key, label->key_length) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static int text_to_bytes(const char *subject, const char *text, Py_ssize_t length, char *bytes, Py_ssize_t max_length)
+static int copy_text(const char *subject, const char *text, Py_ssize_t length, char *bytes, Py_ssize_t max_length)
 {
     if (length > max_length) {
         PyErr_Format(PyExc_ValueError, "%s has %zd bytes, readers take %zd", subject, length, max_length);
         return -1;
     }
-    if (memchr(text, 0, (size_t)length) != NULL) {
-        PyErr_Format(PyExc_ValueError, "%s has a NUL byte, where readers cut it", subject);
-        return -1;
-    }
-    PyObject *decoded = PyUnicode_DecodeUTF8(text, length, "strict"); /* readers drop invalid UTF-8 */
-    if (decoded == NULL) {
-        return -1;
-    }
-    Py_DECREF(decoded);
     memcpy(bytes, text, (size_t)length);
     return 0;
 }
 
+/* What readers drop or cut has been dropped or cut by user_labels/labels.py. */
 static int pair_to_label(PyObject *pair, encoded_label *label)
 {
     const char *key, *value;
     Py_ssize_t key_length, value_length;
-    if (!PyTuple_Check(pair)) {
-        PyErr_Format(PyExc_TypeError, "a label must be a tuple (key, value), not %.100s", Py_TYPE(pair)->tp_name);
-        return -1;
-    }
     if (!PyArg_ParseTuple(pair, "y#y#:UserLabels", &key, &key_length, &value, &value_length)) {
         return -1;
     }
-    if (key_length == 0) {
-        PyErr_SetString(PyExc_ValueError, "the key of a label must not be empty");
-        return -1;
-    }
-    if (text_to_bytes("the key of a label", key, key_length, label->key, LABEL_KEY_BYTES) != 0
-        || text_to_bytes("the value of a label", value, value_length, label->value, LABEL_VALUE_BYTES) != 0) {
+    if (copy_text("the key of a label", key, key_length, label->key, LABEL_KEY_BYTES) != 0
+        || copy_text("the value of a label", value, value_length, label->value, LABEL_VALUE_BYTES) != 0) {
         return -1;
     }
     label->key_length = (uint8_t)key_length;
     label->value_length = (uint8_t)value_length;
-    if (is_reserved(label)) {
-        PyErr_Format(PyExc_ValueError, "the label %.25s is the profiler's own", label->key);
-        return -1;
-    }
-    return 0;
-}
-
-/* The specification and its readers differ in which of two equal keys counts. */
-static int reject_duplicates(const encoded_label *labels, Py_ssize_t count)
-{
-    for (Py_ssize_t i = 1; i < count; i++) {
-        for (Py_ssize_t j = 0; j < i; j++) {
-            if (labels[i].key_length == labels[j].key_length
-                && memcmp(labels[i].key, labels[j].key, labels[i].key_length) == 0) {
-                PyErr_Format(PyExc_ValueError, "the label %.25s is there twice", labels[i].key);
-                return -1;
-            }
-        }
-    }
     return 0;
 }
 
@@ -204,9 +158,6 @@ static PyObject *user_labels_tp_new(PyTypeObject *type, PyObject *args, PyObject
         if (pair_to_label(PyTuple_GET_ITEM(pairs, i), &made->labels[i]) != 0) {
             goto error;
         }
-    }
-    if (reject_duplicates(made->labels, count) != 0) {
-        goto error;
     }
     made->bytes = (encoded_labels){++last_serial, made->labels, (size_t)count};
     user_labels_exist = true;

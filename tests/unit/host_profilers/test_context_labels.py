@@ -97,25 +97,14 @@ def test_anything_else_in_the_variable_is_no_labels(
         ((*MOST, (b"k", b"v")), "at most 7"),
         (((b"k" * 26, b"v"),), "the key of a label has 26 bytes, readers take 25"),
         (((b"k", b"v" * 54),), "the value of a label has 54 bytes, readers take 53"),
-        (((b"", b"v"),), "must not be empty"),
-        (((b"a\0b", b"v"),), "NUL"),
-        (((b"k", b"a\0"),), "NUL"),
-        (((b"\xff", b"v"),), "utf-8"),
-        (((b"k", "ü".encode()[:1]),), "utf-8"),
-        (((b"k", b"1"), (b"other", b"2"), (b"k", b"3")), "the label k is there twice"),
-        (((b"trace_id", b"1"),), "the label trace_id is the profiler's own"),
-        (((b"span_id", b"1"),), "profiler's own"),
-        (((b"local_root_span_id", b"1"),), "profiler's own"),
     ],
 )
-def test_labels_that_readers_would_see_differently_are_refused(
-    pairs: tuple[tuple[bytes, bytes], ...], says: str
-) -> None:
+def test_labels_that_no_record_has_room_for_are_refused(pairs: tuple[tuple[bytes, bytes], ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         _context.UserLabels(pairs)
 
 
-@pytest.mark.parametrize("pairs", [[], None, ("text",), ((b"k",),), (("k", "v"),), ((b"k", b"v", b"w"),)])
+@pytest.mark.parametrize("pairs", [[], None, ((b"k",),), (("k", "v"),), ((b"k", b"v", b"w"),)])
 def test_labels_of_the_wrong_type_are_refused(pairs: Any) -> None:
     with pytest.raises(TypeError):
         _context.UserLabels(pairs)
