@@ -4,8 +4,6 @@
 
 #include "ticker_state.h"
 
-#define MAX_BLOCKED_NS (86400LL * SECOND_NS)
-
 #pragma GCC visibility push(hidden)
 
 /* Look at the loops from now on. `current_tasks`: asyncio's dict of loops and their running tasks, or NULL where
