@@ -115,22 +115,14 @@ static void wait_for_room(receiver *self)
     pthread_mutex_unlock(&self->lock);
 }
 
-/* Wait for a message or an end of the socket. Return what `poll` does: 0 if it is time to look at the socket again.
- *
- * Closing the descriptor does not end `poll`: during `poll` the kernel keeps the socket, and senders reach it. And if
- * the number is reused right before, this waits for another file.
- */
-static int wait_for_socket(struct pollfd *socket)
-{
-    return poll(socket, 1, LOOK_AGAIN_MS);
-}
-
-/* Receive until `receiver_stop`, or until the socket no longer exists. */
+/* Receive until `receiver_stop`, or until the socket no longer exists. Closing the descriptor does not end `poll`: during
+ * `poll` the kernel keeps the socket, and senders reach it. And if the number is reused right before, this waits for
+ * another file. */
 static void receive_until_stopped(receiver *self)
 {
     struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
     while (!atomic_load(&self->stopping)) {
-        if (!is_same_socket(self) || (wait_for_socket(&socket) < 0 && errno != EINTR)) {
+        if (!is_same_socket(self) || (poll(&socket, 1, LOOK_AGAIN_MS) < 0 && errno != EINTR)) {
             return;
         }
         read_result last = receive_queued(self);
@@ -266,7 +258,7 @@ int receiver_start_with_message(receiver *self)
         wait_for_end(self); /* or the caller, who does not know yet, would call again and again */
     }
     else {
-        while (is_idle(self) && is_same_socket(self) && wait_for_socket(&socket) == 0) {
+        while (is_idle(self) && is_same_socket(self) && poll(&socket, 1, LOOK_AGAIN_MS) == 0) {
         }
     }
     return receiver_start(self); /* the thread finds out by itself if the socket no longer exists */
