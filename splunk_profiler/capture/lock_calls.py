@@ -11,8 +11,8 @@ from types import CodeType
 
 _METHODS = ("acquire", "get")
 _ENTERS_BLOCK = {"SETUP_WITH", "BEFORE_WITH"}  # CPython 3.10, 3.11 to 3.13
-_CALLS = {"CALL_METHOD", "CALL_FUNCTION_KW", "CALL", "CALL_KW"}
-_LOADS_METHOD = {"LOAD_METHOD", "LOAD_ATTR"}
+CALLS = {"CALL_METHOD", "CALL_FUNCTION_KW", "CALL", "CALL_KW"}
+LOADS_METHOD = {"LOAD_METHOD", "LOAD_ATTR"}
 _ARGUMENTS = {"LOAD_CONST", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT", "KW_NAMES", "PRECALL", "CACHE", "EXTENDED_ARG"}
 _CACHE = 0
 _ENTER = 0  # argument of LOAD_SPECIAL
@@ -32,7 +32,7 @@ def lock_call(code: CodeType, lasti: int) -> str:
     name = opname[instructions[lasti]]
     if name in _ENTERS_BLOCK or (name == "CALL" and _loads_enter(instructions, lasti)):
         return "with"
-    return _loaded_method(code, instructions, lasti) if name in _CALLS and may_call else ""
+    return _loaded_method(code, instructions, lasti) if name in CALLS and may_call else ""
 
 
 def _loads_enter(instructions: bytes, lasti: int) -> bool:
@@ -55,7 +55,7 @@ def _loaded_method(code: CodeType, instructions: bytes, lasti: int) -> str:
     at = lasti - 2
     while at >= 0 and _loads_argument(instructions, at):
         at -= 2
-    if at < 0 or opname[instructions[at]] not in _LOADS_METHOD:
+    if at < 0 or opname[instructions[at]] not in LOADS_METHOD:
         return ""
     name = loaded_name(code, instructions, at)
     return name if name in _METHODS else ""

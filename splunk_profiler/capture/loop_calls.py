@@ -8,11 +8,9 @@ from __future__ import annotations
 from opcode import opname
 from types import CodeType
 
-from splunk_profiler.capture.lock_calls import loaded_name
+from splunk_profiler.capture.lock_calls import CALLS, LOADS_METHOD, loaded_name
 
 _METHODS = ("run_until_complete", "run_forever")
-_CALLS = {"CALL_METHOD", "CALL_FUNCTION_KW", "CALL", "CALL_KW"}
-_LOADS_METHOD = {"LOAD_METHOD", "LOAD_ATTR"}
 _STARTS_STATEMENT = {"POP_TOP", "RESUME", "NOP", "RETURN_VALUE", "RERAISE", "SETUP_FINALLY", "PUSH_EXC_INFO"}
 _ENDS_STATEMENT = {"POP_TOP", "RETURN_VALUE"}
 
@@ -25,13 +23,13 @@ def loop_call(code: CodeType, lasti: int) -> str:
     if lasti < 0 or not any(method in code.co_names for method in _METHODS):
         return ""  # the bytecode is not asked for: CPython keeps a copy of it for each function that is
     instructions = code.co_code
-    if opname[instructions[lasti]] not in _CALLS or not _is_last(instructions, lasti):
+    if opname[instructions[lasti]] not in CALLS or not _is_last(instructions, lasti):
         return ""
     for at in range(lasti - 2, -1, -2):
         name = opname[instructions[at]]
         if name in _STARTS_STATEMENT or name.startswith("STORE_") or "JUMP" in name:
             break
-        if name in _LOADS_METHOD and (method := loaded_name(code, instructions, at)) in _METHODS:
+        if name in LOADS_METHOD and (method := loaded_name(code, instructions, at)) in _METHODS:
             return method
     return ""
 
