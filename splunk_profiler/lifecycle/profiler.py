@@ -164,7 +164,7 @@ class Profiler:
             return None
         publishing, calls = self._publishing, sampling.PublishingCalls()
         if publishing is not None:
-            calls = sampling.PublishingCalls(publishing.audit, publishing.resource, publishing.local_root_of)
+            calls = sampling.PublishingCalls(publishing.audit, publishing.correlator.resource, publishing.local_root_of)
         parent_sampling = None if parent is None else parent._sampling
         tagger = ResourceTagger(
             self._runtime_id,

@@ -99,10 +99,6 @@ class Publishing:
         if self._context_patch is not None:
             self._context_patch.remove()
 
-    def resource(self, resource: Any) -> Any:
-        """Return `resource`, with the ``host.id`` from host profilers if it has none."""
-        return self.correlator.resource(resource)
-
     @staticmethod
     def local_root_of(span: Any) -> int | None:
         """Return the id of the local root of `span` if it is published."""

@@ -256,7 +256,7 @@ def test_messages_of_unknown_type_are_ignored_and_truncated_ones_discarded(direc
 def test_registered_host_id_is_on_every_span_and_on_profiler_records(directory: Path) -> None:
     with correlated(directory) as here:
         own = Resource({"service.name": "shop"})
-        assert here.life.resource(own) is own
+        assert here.life.correlator.resource(own) is own
         here.host.register(host_id="a-host", minor=2)
         here.log.wait_for("host.id a-host")
         with here.tracer.start_as_current_span("root"), here.tracer.start_as_current_span("child"):
@@ -265,7 +265,7 @@ def test_registered_host_id_is_on_every_span_and_on_profiler_records(directory: 
         for name in ("child", "root"):
             assert here.exported.one(name).resource.attributes["host.id"] == "a-host"
             assert here.exported.one(name).resource.attributes["service.name"] == "shop"
-        assert here.life.resource(own).attributes == {"service.name": "shop", "host.id": "a-host"}
+        assert here.life.correlator.resource(own).attributes == {"service.name": "shop", "host.id": "a-host"}
         assert "host.id" not in here.provider.resource.attributes
 
 
@@ -293,7 +293,7 @@ def test_an_own_host_id_wins_and_a_mismatch_is_warned_of_once(directory: Path) -
         assert {span.resource.attributes["host.id"] for span in here.exported.spans} == {"mine"}
         assert here.log.count("WARNING host.id is 'mine' here, and 'another' for the host profiler") == 1
         assert here.log.count("WARNING") == 1
-        assert here.life.resource(own.resource) is own.resource
+        assert here.life.correlator.resource(own.resource) is own.resource
 
 
 # ---- what host profilers find ----
