@@ -16,12 +16,12 @@ import os
 import sys
 
 _this_module = sys.modules.pop("sitecustomize")  # a reference: Python 2 clears a module that has none
+_here = os.path.dirname(os.path.abspath(__file__))
 
 
 def _run_application_sitecustomize():
     """Remove this directory from the path and run the application's own ``sitecustomize``, if there is one."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
     try:
         importlib.import_module("sitecustomize")
     except ImportError as error:
@@ -30,6 +30,19 @@ def _run_application_sitecustomize():
     finally:
         # The running import of this module looks it up here when it ends.
         sys.modules.setdefault("sitecustomize", _this_module)
+        _come_first()
+
+
+def _come_first():
+    """Put this directory first in PYTHONPATH: OpenTelemetry puts its own there, and runs no other ``sitecustomize``."""
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _here in entries:
+        os.environ["PYTHONPATH"] = os.pathsep.join([_here] + [entry for entry in entries if entry != _here])
+
+
+def _come_first_at_exec(event, _arguments):
+    if event == "os.exec":
+        _come_first()
 
 
 def _is_helper_process():
@@ -69,5 +82,7 @@ def _start():
 try:
     _run_application_sitecustomize()
 finally:
-    if not _is_helper_process():
+    if _is_helper_process():
+        sys.addaudithook(_come_first_at_exec)
+    else:
         _start()

@@ -1,11 +1,18 @@
-"""The launcher on other systems and around other launchers."""
+"""The launcher on other systems, and around the launcher of OpenTelemetry."""
 
 from __future__ import annotations
 
 import sys
+import venv
+from pathlib import Path
 
-from command_line import UNREACHABLE_URL
+import opentelemetry.trace
+from command_line import UNREACHABLE_URL, splunk_profiler
 from target_process import Target
+
+_INSTRUMENT = Path(sys.executable).with_name("opentelemetry-instrument")
+_INSTALLED = Path(opentelemetry.trace.__file__).parents[2]
+_REPORT = "import threading; print(any(thread.name.startswith('splunk-profiler-') for thread in threading.enumerate()))"
 
 
 def test_on_windows_run_executes_the_command() -> None:
@@ -13,3 +20,28 @@ def test_on_windows_run_executes_the_command() -> None:
     with Target("simulated_system.py", "win32", *words) as target:
         assert target.finish() == 0, target.output
         assert target.output == "ran"
+
+
+def test_opentelemetry_that_fails_leaves_the_profiler_on(tmp_path: Path) -> None:
+    program = tmp_path / "parent.py"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_REPORT!r}])"
+    program.write_text(f"{_REPORT}\n{child}", "utf-8")
+    env = {"SPLUNK_PROFILER_LOGS_ENDPOINT": UNREACHABLE_URL, "OTEL_TRACES_EXPORTER": "not_there"}
+    ended = splunk_profiler("run", "--", _INSTRUMENT, sys.executable, program, env=env)
+    assert "Failed to auto initialize OpenTelemetry" in ended.stderr
+    assert ended.stdout == "True\nTrue\n", "the program, and a Python process that it starts"
+
+
+def test_opentelemetry_without_the_package_runs_with_one_warning(tmp_path: Path) -> None:
+    venv.create(tmp_path / "other", with_pip=False, symlinks=True)
+    other = tmp_path / "other" / "bin" / "python"
+    (packages,) = (tmp_path / "other" / "lib").glob("python*/site-packages")
+    for path in _INSTALLED.iterdir():
+        if "splunk_profiler" not in path.name:
+            (packages / path.name).symlink_to(path)
+    elsewhere = ["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path)]  # its launcher puts the current directory on the path
+    env = {"PYTHONPATH": "", **{f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}}
+    ended = splunk_profiler("run", "--", *elsewhere, other, _INSTRUMENT, other, "-c", "print('ran')", env=env)
+    assert ended.stdout == "ran\n"
+    (line,) = ended.stderr.splitlines()
+    assert f"not started in this process: {other} does not have it" in line
