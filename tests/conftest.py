@@ -8,7 +8,9 @@ import concurrent.futures.thread  # noqa: F401
 import fcntl
 import gc
 import os
+import secrets
 import signal
+import sys
 import threading
 import time
 import zipfile
@@ -26,6 +28,8 @@ from command_line import collect_batch
 from datadog_agent import NotInstallableError
 from destinations import Destination, datadog, pprof, text
 from hypothesis import HealthCheck, settings
+from inspected_process import TargetBuilder
+from target_process import TREE, Target, profiling_settings
 from wheel_builder import build_wheel, copy_sources
 
 from splunk_profiler.system.threads import NAME_PREFIX
@@ -39,6 +43,7 @@ _databases = count()
 # Exporters inherit LC_ variables of their hosts, and no helper of the tests clears them.
 _MARK = ("LC_SPLUNK_PROFILER_TESTS", str(os.getpid()))
 os.environ.update([_MARK])
+os.environ.pop(TREE, None)
 _BLOCKED = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # before any module of tests
 
 # The time that an example takes depends on the load of the machine.
@@ -104,6 +109,14 @@ def batch_folder(of_all_workers: Path) -> Callable[[str], Path]:
         return folder
 
     return find
+
+
+@pytest.fixture(scope="session")
+def workshop(of_all_workers: Path) -> TargetBuilder:
+    """Return a compiler of targets, each of which one of the run's workers compiles."""
+    folder = of_all_workers / "workshop"
+    folder.mkdir(exist_ok=True)
+    return TargetBuilder(folder)
 
 
 @pytest.fixture(scope="session")
@@ -223,6 +236,19 @@ def no_exporter_is_left_behind() -> Iterator[None]:
         except AssertionError:
             os.kill(exporter, signal.SIGKILL)  # or the modules after this one fail by it, too
             raise
+
+
+@pytest.fixture(scope="module")
+def shared_exporter() -> Iterator[None]:
+    """Keep an exporter for all targets of a module: each start of one loads gRPC."""
+    code = "import splunk_profiler; splunk_profiler.start(); print('ready', flush=True); input()"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TREE, secrets.token_hex())
+        with Target(sys.executable, "-c", code, env=profiling_settings("http://127.0.0.1:9", 3_600_000)) as target:
+            target.line("ready")
+            yield
+            target.tell("")
+            assert target.finish() == 0, target.output
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from target_process import let_exporter_run
+
 from splunk_profiler.exporter_process.connection import ExporterConnection
 from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
 
@@ -60,17 +62,12 @@ def wait_for_end(pid: int, timeout_s: float = _TIMEOUT_S) -> None:
         os.close(descriptor)
 
 
-def _let_exporter_run() -> None:
-    """Give the processor up: fifty processes that only yield it starve an exporter, whose priority is lower."""
-    select.select([], [], [], 0.002)
-
-
 def send(connection: ExporterConnection, data: bytes) -> None:
     """Send until it is taken: an exporter that has ended is started again after a pause."""
     deadline_s = time.monotonic() + _TIMEOUT_S
     while not connection.send(data):
         assert time.monotonic() < deadline_s, connection.failure
-        _let_exporter_run()
+        let_exporter_run()
 
 
 def receive(connection: ExporterConnection, count: int = 1) -> list[bytes]:
@@ -80,7 +77,7 @@ def receive(connection: ExporterConnection, count: int = 1) -> list[bytes]:
     while len(messages) < count:
         assert time.monotonic() < deadline_s, f"only {messages}; {connection.failure}"
         messages += connection.receive()
-        _let_exporter_run()
+        let_exporter_run()
     return messages
 
 

@@ -9,6 +9,7 @@ The layouts are packed here once more from the specifications. Imports nothing o
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import socket
@@ -28,7 +29,7 @@ LABELS_NAME = "libcustomlabels.so"
 
 
 class TargetBuilder:
-    """A compiler of targets into `folder`; compiles each once."""
+    """A compiler of targets into `folder`; of all processes that use the folder, one compiles each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,22 +62,11 @@ class TargetBuilder:
         folder = self._folder / "".join(letter for letter in "".join(options) if letter.isalnum())
         folder.mkdir(exist_ok=True)
         made = folder / name
-        if not made.exists():
-            command = [
-                "gcc",
-                "-std=c11",
-                "-O2",
-                "-g",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                *options,
-                "-o",
-                str(made),
-                *map(str, sources),
-                "-ldl",
-            ]
-            subprocess.run(command, check=True, capture_output=True, text=True)
+        command = ["gcc", "-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", *options, "-o", str(made)]
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                subprocess.run([*command, *map(str, sources), "-ldl"], check=True, capture_output=True, text=True)
         return made
 
 

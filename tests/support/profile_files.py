@@ -6,14 +6,13 @@ Imports nothing of the package.
 from __future__ import annotations
 
 import gzip
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from profile_schema import decode, function_names
-from target_process import profiling_settings
+from target_process import let_exporter_run, profiling_settings
 
 
 def written_to(directory: Path) -> dict[str, str]:
@@ -31,7 +30,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
-        os.sched_yield()
+        let_exporter_run()
 
 
 def profiles(directory: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -30,11 +31,12 @@ TESTS = Path(__file__).parents[1]
 # where Linux groups sessions (sched_autogroup) and its threads wake often, which left nothing to others for seconds.
 _OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 _CLEARED_PREFIXES = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHON", "GRPC_")
+TREE = "SPLUNK_PROFILER_TREE"  # of the fixture `shared_exporter`; empty, a target has an exporter of its own
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment without settings of profilers, SDKs and Python, but with its path."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED_PREFIXES)}
+    env = {name: value for name, value in os.environ.items() if name == TREE or not name.startswith(_CLEARED_PREFIXES)}
     path = [
         str(TESTS / "targets"),
         str(TESTS / "support"),
@@ -55,6 +57,11 @@ def profiling_settings(receiver_url: str, interval_ms: int = 5, walker: str = "a
         "SPLUNK_PROFILER_MAX_OVERHEAD": "off",  # the interval is shorter than the profiler allows by default
         **more,
     }
+
+
+def let_exporter_run() -> None:
+    """Give the processor up: fifty processes that only yield it starve an exporter, whose priority is lower."""
+    select.select([], [], [], 0.002)
 
 
 class Target:

@@ -110,11 +110,6 @@ def received(target: Target, processes: int = 1) -> list[dict[str, Any]]:
     return lines
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
-    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
-
-
 def in_a_transaction(target: InspectedProcess, workshop: TargetBuilder, path: str) -> None:
     target.publish(workshop.elastic(), socket_path=path)
     target.do("record " + record_bytes().hex())

@@ -122,11 +122,6 @@ def test_wrong_usage_is_shown_literally() -> None:
     assert SHOWN in run("report", f"--{NAME}", ends_with=2)
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
-    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
-
-
 def publish(target: InspectedProcess, workshop: TargetBuilder, path: str) -> None:
     target.line("ready")
     target.do(f"load {workshop.elastic()}", "loaded")

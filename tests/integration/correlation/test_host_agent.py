@@ -27,11 +27,6 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
-    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
-
-
 @pytest.fixture
 def receiver(tmp_path: Path) -> Iterator[DatagramReceiver]:
     with DatagramReceiver(tmp_path / "s") as receiver:

@@ -36,11 +36,6 @@ HIDDEN_SYMBOLS_OPTION = ['-DVISIBILITY="hidden"']
 OTHER_DIALECT = "-mtls-dialect=gnu" if MACHINE == "x86_64" else "-mtls-dialect=trad"
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
-    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
-
-
 @pytest.fixture
 def socket_path(tmp_path: Path) -> Iterator[str]:
     with datagram_socket(tmp_path) as path:

@@ -15,11 +15,6 @@ from splunk_profiler.inspector import Reader
 from splunk_profiler.inspector.errors import NoSuchProcessError, NotPermittedError, NotPythonError, ProcessEndedError
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
-    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
-
-
 def test_an_absent_process_is_reported_as_absent() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

@@ -8,6 +8,7 @@ import pytest
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
+pytestmark = pytest.mark.usefixtures("shared_exporter")
 _LATER = {"SPLUNK_PROFILER_EXPORT_INTERVAL": "1000"}  # than the end is: what was sampled last is sent by it
 _BOUND_S = 20  # for a process on a busy machine to end; a hang is far longer
 _HAS_INTERPRETERS = any(find_spec(name) is not None for name in ("_interpreters", "_xxsubinterpreters"))

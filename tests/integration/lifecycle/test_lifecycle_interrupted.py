@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
-import sys
-from collections.abc import Iterator
 
 import pytest
 from receiver_process import Receiver
-from target_process import Target, profiling_settings
-
-_NOBODY = "http://127.0.0.1:9"
-_WAITING = "import splunk_profiler; splunk_profiler.start(); print('ready'); input()"
+from target_process import TREE, Target, profiling_settings
 
 
-@pytest.fixture(scope="module")
-def tree() -> Iterator[dict[str, str]]:
-    """Keep an exporter for the processes of a tree; each round of theirs would load gRPC in another one."""
-    settings = {"SPLUNK_PROFILER_TREE": secrets.token_hex()}
-    with Target(sys.executable, "-c", _WAITING, env=profiling_settings(_NOBODY, 10, **settings)) as target:
-        target.line("ready")
-        yield settings
-
-
+@pytest.mark.usefixtures("shared_exporter")
 @pytest.mark.parametrize("walker", ["auto", "portable"])
 @pytest.mark.parametrize("case", ["handler_in_stop", "handler_in_start", "finaliser"])
-def test_calls_in_the_middle_of_others_end_and_leave_nothing(case: str, walker: str, tree: dict[str, str]) -> None:
-    _run(case, walker, **tree)
+def test_calls_in_the_middle_of_others_end_and_leave_nothing(case: str, walker: str) -> None:
+    _run(case, walker)
 
 
 @pytest.mark.parametrize("walker", ["auto", "portable"])
 @pytest.mark.parametrize("case", ["handler_raises", "own_thread", "threads", "inside_threading"])
 def test_calls_that_start_an_exporter_end_and_leave_nothing(case: str, walker: str) -> None:
-    _run(case, walker)
+    _run(case, walker, **{TREE: ""})
 
 
 def _run(case: str, walker: str, **more: str) -> None:
-    settings = profiling_settings(_NOBODY, 10, walker, OTEL_SERVICE_NAME="shop", **more)
+    settings = profiling_settings("http://127.0.0.1:9", 10, walker, OTEL_SERVICE_NAME="shop", **more)
     with Target("interrupted.py", case, env=settings) as target:
         target.line("done", 120)
         assert target.finish() == 0, target.output
