@@ -1,4 +1,4 @@
-"""The sides of the correlation loop as processes: the service, the host agents beside it, and the clients' load.
+"""The sides of the correlation loop as processes: the service, the host agents beside it, and a service's clients.
 
 Every wait has a deadline and fails with what was said until then. Imports nothing of the package.
 """
@@ -129,9 +129,10 @@ class Load:
             assert self._answered.wait_for(enough, _DEADLINE_S)
 
     def answers(self) -> list[Answer]:
-        """Return the transactions that answered; call it after the end."""
-        assert not self._failures, self._failures
-        return self._answers
+        """Return the transactions that have answered; after the end, all of them."""
+        with self._answered:
+            assert not self._failures, self._failures
+            return [*self._answers]
 
     def _request_loop(self) -> None:
         while not self._stopping and not self._failures:

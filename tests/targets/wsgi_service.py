@@ -28,7 +28,8 @@ def serve(number: int) -> dict[str, Any]:
             work(number)
             wait(number)
         context = span.get_span_context()
-        return {"pid": os.getpid(), "trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+        ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+        return {"pid": os.getpid(), "sampled": context.trace_flags.sampled, **ids}
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -81,13 +81,6 @@ def test_children_of_a_python_process_are_preloaded_only_if_enabled(tmp_path: Pa
     assert the_preload_of_a_child(SPLUNK_PROFILER_PRELOAD_ENABLED="true") == LIBRARY
 
 
-def test_opentelemetry_instrument_hands_the_preload_on_to_the_program() -> None:
-    instrument = Path(sys.executable).with_name("opentelemetry-instrument")
-    exporters = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}
-    ended = launched(instrument, *ASK_THE_SHELL, **exporters)
-    assert ended.stdout.strip() == LIBRARY
-
-
 def test_a_child_in_a_chroot_runs_as_without_us(tmp_path: Path) -> None:
     # Statically linked programs load nothing: this one has the loader and the C library that it needs.
     ldd = subprocess.run(["ldd", "/bin/true"], capture_output=True, text=True, check=True).stdout

@@ -11,10 +11,13 @@ import sys
 import venv
 from pathlib import Path
 
+import click
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, UNREACHABLE_URL, clean_environment, splunk_profiler
 
-from splunk_profiler.cli.run import AUTOSTART, find_isolating_flag
+from splunk_profiler.cli.errors import CommandError
+from splunk_profiler.cli.run import AUTOSTART, find_isolating_flag, find_program, run
+from splunk_profiler.host_profilers.libraries import labels_library
 
 REPORTER = """
 import json, os, sys, threading
@@ -27,6 +30,7 @@ print(json.dumps({
     "path": sys.path,
     "own_ran": hasattr(sys, "own_ran"),
     "sitecustomize": getattr(sys.modules.get("sitecustomize"), "__file__", None),
+    "preload": [pair for pair in open("/proc/self/environ").read().split("\\0") if pair.startswith("LD_PRELOAD=")],
 }), flush=True)
 """
 
@@ -45,12 +49,13 @@ def launched(*arguments: str | Path, env: dict[str, str] | None = None) -> subpr
 
 def test_run_profiles_a_python_program_and_keeps_its_arguments(reporter: Path) -> None:
     arguments = ["two words", "--interval-ms", "*", "", "--", 'quo"te']
-    ended = launched("--interval-ms", "250", "--", sys.executable, reporter, *arguments)
+    env = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "777"}
+    ended = launched("--interval-ms", "250", "--", sys.executable, reporter, *arguments, env=env)
     said = json.loads(ended.stdout)
     assert ended.returncode == 0
     assert said["profiled"]
     assert said["arguments"] == arguments
-    assert said["interval"] == "250"
+    assert said["interval"] == "250", "an option overrides the environment"
     assert not [entry for entry in said["path"] if entry.endswith("autostart")]
 
 
@@ -59,13 +64,20 @@ def test_run_without_two_dashes_leaves_options_to_the_command(reporter: Path) ->
     assert json.loads(ended.stdout)["arguments"] == ["--walker", "x", "-h"]
 
 
-def test_a_program_of_a_shell_script_is_profiled(reporter: Path, tmp_path: Path) -> None:
+def test_a_shell_scripts_module_is_profiled_beside_its_sitecustomize(reporter: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.own_ran = True", "utf-8")
     script = tmp_path / "start.sh"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{reporter}" "$@"\n', "utf-8")
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {reporter.stem} "$@"\n', "utf-8")
     script.chmod(0o755)
-    said = json.loads(launched("--", script, "a b").stdout)
-    assert said["profiled"]
+    path = os.pathsep.join([str(own), str(reporter.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    ended = launched("--", script, "a b", env={"PYTHONPATH": path})
+    said = json.loads(ended.stdout)
+    assert said["profiled"], ended.stderr
     assert said["arguments"] == ["a b"]
+    assert said["own_ran"]
+    assert said["sitecustomize"] == str(own / "sitecustomize.py")
 
 
 def test_a_script_that_names_no_interpreter_runs_as_a_shell_would_run_it(tmp_path: Path) -> None:
@@ -97,23 +109,6 @@ def test_processes_of_multiprocessing_are_profiled_too(tmp_path: Path, method: s
     assert "splunk-profiler-" in ended.stdout, ended.stderr
 
 
-def test_a_module_run_with_dash_m_is_profiled(reporter: Path) -> None:
-    path = os.pathsep.join([str(reporter.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    ended = launched("--", sys.executable, "-m", "reporter", "x", env={"PYTHONPATH": path})
-    assert json.loads(ended.stdout)["profiled"], ended.stderr
-
-
-def test_the_applications_own_sitecustomize_still_runs(reporter: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "sitecustomize.py").write_text("import sys; sys.own_ran = True", "utf-8")
-    path = os.pathsep.join([str(own), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    said = json.loads(launched("--", sys.executable, reporter, env={"PYTHONPATH": path}).stdout)
-    assert said["own_ran"]
-    assert said["sitecustomize"] == str(own / "sitecustomize.py")
-    assert said["profiled"]
-
-
 def test_a_package_that_raises_runs_unprofiled_with_one_warning(reporter: Path, tmp_path: Path) -> None:
     own = (
         "import sys\n"
@@ -141,17 +136,11 @@ def test_error_in_the_applications_sitecustomize_is_shown_under_run(reporter: Pa
     assert json.loads(ended.stdout)["profiled"]
 
 
-def test_the_switch_in_the_environment_holds(reporter: Path) -> None:
-    said = json.loads(launched("--", sys.executable, reporter, env={"SPLUNK_PROFILER_ENABLED": "false"}).stdout)
+def test_switch_and_settings_in_the_environment_hold(reporter: Path) -> None:
+    env = {"SPLUNK_PROFILER_ENABLED": "false", "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "777"}
+    said = json.loads(launched("--", sys.executable, reporter, env=env).stdout)
     assert not said["profiled"]
-    assert said["enabled"] == "false"
-
-
-def test_an_option_overrides_the_environment(reporter: Path) -> None:
-    env = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "777"}
-    assert json.loads(launched("--", sys.executable, reporter, env=env).stdout)["interval"] == "777"
-    said = json.loads(launched("--interval-ms", "20", "--", sys.executable, reporter, env=env).stdout)
-    assert said["interval"] == "20"
+    assert (said["enabled"], said["interval"]) == ("false", "777")
 
 
 def test_interpreter_without_the_package_runs_unprofiled_with_one_warning(reporter: Path, tmp_path: Path) -> None:
@@ -233,10 +222,6 @@ def test_an_option_that_isolates_python_is_found(arguments: str, flag: str | Non
     assert find_isolating_flag(sys.executable, arguments.split()) == flag
 
 
-def test_the_exit_code_is_the_programs() -> None:
-    assert launched("--", sys.executable, "-c", "raise SystemExit(37)").returncode == 37
-
-
 def test_signals_reach_the_program_which_has_the_launchers_process_id(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -275,9 +260,8 @@ def test_no_command_is_wrong_usage() -> None:
 
 
 def test_a_value_that_a_setting_does_not_take_is_wrong_usage() -> None:
-    ended = launched("--interval-ms", "0", "--", "true")
-    assert ended.returncode == 2
-    assert "'0' is not usable: outside 1 to 3600000" in ended.stderr
+    with pytest.raises(click.UsageError, match="'0' is not usable: outside 1 to 3600000"):
+        run.make_context("run", ["--interval-ms", "0", "--", "true"])
 
 
 def test_a_command_that_does_not_exist_ends_with_127_as_in_a_shell() -> None:
@@ -288,8 +272,10 @@ def test_a_command_that_does_not_exist_ends_with_127_as_in_a_shell() -> None:
 
 def test_a_file_that_may_not_be_executed_ends_with_126_as_in_a_shell(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
-    assert launched("--", tmp_path / "data").returncode == 126
-    assert launched("--", tmp_path).returncode == 126
+    for path in (tmp_path / "data", tmp_path):
+        with pytest.raises(CommandError) as raised:
+            find_program(str(path), os.defpath)
+        assert raised.value.exit_code == 126
 
 
 def test_a_script_whose_interpreter_is_missing_ends_with_127(tmp_path: Path) -> None:
@@ -306,10 +292,12 @@ def test_launched_twice_over_there_is_one_profiler(reporter: Path) -> None:
     assert json.loads(ended.stdout)["profiled"]
 
 
-def test_under_opentelemetry_instrument_the_program_is_profiled_once(reporter: Path) -> None:
+def test_program_of_opentelemetry_instrument_is_profiled_and_preloaded(reporter: Path) -> None:
     instrument = Path(sys.executable).with_name("opentelemetry-instrument")
     exporters = {f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}
     ended = launched("--", instrument, sys.executable, reporter, "a b", env=exporters)
     said = json.loads(ended.stdout)
     assert said["profiled"], ended.stderr
     assert said["arguments"] == ["a b"]
+    library = labels_library()
+    assert said["preload"] == [f"LD_PRELOAD={library}"] * library.is_file()

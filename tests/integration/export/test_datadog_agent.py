@@ -6,7 +6,6 @@ import gzip
 import json
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ from answering_server import AnsweringServer, http_response
 from datadog_agent import DatadogAgent, NotInstallableError, install_agent
 from datadog_form import ReadForm, read_form, sample_labels
 from target_process import Target, profiling_settings
+from walker_marks import NATIVE
 
-_NATIVE = pytest.mark.skipif(
-    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
-)
 UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
@@ -33,21 +30,17 @@ def sent_to(url: str, interval_ms: int = 200) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def program() -> Path:
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[DatadogAgent]:
     try:
-        return install_agent()
+        program = install_agent()
     except NotInstallableError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture
-def agent(program: Path, tmp_path: Path) -> Iterator[DatadogAgent]:
     with DatadogAgent(program, tmp_path) as running:
         yield running
 
 
-@_NATIVE
+@NATIVE
 def test_datadog_agent_takes_profiles_with_its_own_names_for_spans(agent: DatadogAgent) -> None:
     with Target("accounted_work.py", "tasks", "2", env=sent_to(agent.url, 500)) as target:
         roots = target.json("ledger")["roots"]
@@ -67,14 +60,6 @@ def test_datadog_agent_takes_profiles_with_its_own_names_for_spans(agent: Datado
     found = {int(labels["span id"]) % 2**64: int(labels["local root span id"]) % 2**64 for labels in in_spans}
     assert as_numbers.items() <= found.items()
     assert {f"GET /items/{number}" for number in range(10)} <= {labels["trace endpoint"] for labels in in_spans}
-
-
-@_NATIVE
-def test_a_forked_child_sends_to_the_agent_under_its_own_process_id(agent: DatadogAgent) -> None:
-    with Target("accounted_work.py", "forking", "1", env=sent_to(agent.url)) as target:
-        child, status = target.json("ledger")["child"]
-        assert (status, target.finish()) == (0, 0), target.output
-        assert {form.tags["process_id"] for form in agent.forms(2)} == {str(target.pid), str(child)}
 
 
 def test_a_service_whose_agent_is_gone_works_and_says_so_once() -> None:
@@ -147,26 +132,3 @@ def test_agent_that_never_answers_delays_neither_fork_nor_exit(exporter: str) ->
             assert "had to be ended" in target.final_output()
         if exporter == "thread":
             assert len(server.requests) > 1, "what was interrupted for the fork is sent again"
-
-
-_GREENLETS = """
-from gevent import monkey
-monkey.patch_all()
-import gevent, splunk_profiler
-assert splunk_profiler.start()
-print("ready", flush=True)
-input()
-"""
-
-
-@pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not installed")
-def test_where_sockets_are_geventss_the_profile_travels_on_a_real_one() -> None:
-    with AnsweringServer(http_response(200)) as server:
-        env = sent_to(f"http://localhost:{server.port}")
-        with Target(sys.executable, "-c", _GREENLETS, env=env) as target:
-            target.line("ready")
-            server.wait(2)
-            target.tell("")
-            assert target.finish() == 0, target.output
-            assert "profiling records" not in target.final_output()
-    assert form_in(server.requests[0]).tags["service"] == "shop"

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from exporter_processes import exporters_with_variable, wait_for_end
 _RUN = (*COMMAND, "run", "--")
 _GUNICORN = ("-m", "gunicorn", "--bind", "127.0.0.1:0", "--workers", "4", "wsgi_service:application")
 _UVICORN = ("-m", "uvicorn", "--port", "0", "--workers", "2", "asgi_service:application")
-_CELERY = ("-m", "celery", "--app", "celery_service", "worker", "--pool", "prefork", "--concurrency", "2")
-_CELERY_OPTIONS = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 
 def _sender(record: dict[str, Any]) -> int:
@@ -38,35 +35,26 @@ def _wait_for_senders(receiver: Receiver, count: int) -> set[int]:
 
 
 @contextmanager
-def _sending(words: tuple[str, ...], processes: int, **env: str) -> Iterator[tuple[Target, set[int]]]:
+def _sending(words: tuple[str, ...], processes: int) -> Iterator[tuple[Target, set[int]]]:
     """Run a program until so many processes of it have sent; yield their ids. There must be one exporter then."""
     module = words[words.index("-m") + 1] if "-m" in words else "splunk_profiler"
     if find_spec(module) is None:
         pytest.skip(f"{module} is not there for this interpreter")
     with Receiver() as receiver:
-        with Target(*words, env=profiling_settings(receiver.url, 50, **env)) as target:
+        with Target(*words, env=profiling_settings(receiver.url, 50)) as target:
             pids = _wait_for_senders(receiver, processes)
             (exporter,) = exporters_with_variable(f"={receiver.url}")
             yield target, pids
         wait_for_end(exporter)
 
 
-@pytest.mark.parametrize("before", [(), _RUN], ids=["", "run"])
-def test_gunicorn_workers_have_one_exporter(before: tuple[str, ...]) -> None:
-    # Without the launcher, each worker starts the profiler after its fork, and the master does not.
-    with _sending((*before, sys.executable, *_GUNICORN), 5 if before else 4) as (target, pids):
-        assert (target.pid in pids) is bool(before)
+def test_gunicorn_workers_under_run_have_one_exporter() -> None:
+    with _sending((*_RUN, sys.executable, *_GUNICORN), 5) as (target, pids):
+        assert target.pid in pids
 
 
 def test_uvicorn_workers_under_run_have_one_exporter() -> None:
     with _sending((*_RUN, sys.executable, *_UVICORN), 3):
-        pass
-
-
-def test_celery_prefork_children_have_one_exporter(tmp_path: Path) -> None:
-    (tmp_path / "control").mkdir()
-    env = {"CELERY_FOLDER": str(tmp_path), "C_FORCE_ROOT": "1"}
-    with _sending((sys.executable, *_CELERY, *_CELERY_OPTIONS), 3, **env):
         pass
 
 

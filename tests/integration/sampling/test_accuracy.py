@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
+from walker_marks import BOTH_WALKERS, NATIVE
 
+pytestmark = pytest.mark.usefixtures("shared_exporter")
 _SAMPLES = 500
 _MARK = re.compile(r"\.(?:work_in_(span_\d\d)|work_outside_spans)\(")
-_NATIVE = pytest.mark.skipif(
-    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
-)
 
 
 def _is_marked(record: dict[str, Any]) -> bool:
@@ -77,23 +76,20 @@ def _assert_exact(walker: str, *scenarios: str) -> dict[str, Any]:
     return ledger
 
 
-_walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
-
-
-@_walkers
+@BOTH_WALKERS
 def test_every_sample_of_threads_is_in_the_span_that_its_function_runs_in(walker: str) -> None:
     ledger = _assert_exact(walker, "reused_idents", "threads", "by_hand", "pool", "generators")
     assert ledger["reused"] > 0, "no ident was used again: nothing was tested"
 
 
-@_walkers
+@BOTH_WALKERS
 def test_unsampled_spans_are_carried_with_flags_that_say_so(walker: str) -> None:
     (records,), ledger = _run(walker, "unsampled")
     assert not _wrong(records, ledger)
     assert {record["flags"] & 1 for record in records} == {0, 1}
 
 
-@_NATIVE
+@NATIVE
 def test_every_sample_of_a_task_is_in_the_span_of_that_task() -> None:
     _assert_exact("native", "asyncio_tasks", "to_thread", "context_run")
 
@@ -106,19 +102,19 @@ def test_a_sample_of_a_task_is_in_no_other_span_with_the_portable_walker() -> No
     assert not _wrong(named, ledger)
 
 
-@_NATIVE
+@NATIVE
 @pytest.mark.skipif(find_spec("uvloop") is None, reason="uvloop is not there for this interpreter")
 def test_every_sample_of_a_task_on_uvloop_is_in_the_span_of_that_task() -> None:
     assert _assert_exact("native", "uvloop_tasks")["loop"].startswith("uvloop")
 
 
-@_NATIVE
+@NATIVE
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with CPython 3.12")
 def test_every_sample_of_an_eager_task_is_in_the_span_of_that_task() -> None:
     _assert_exact("native", "eager_tasks")
 
 
-@_walkers
+@BOTH_WALKERS
 @pytest.mark.skipif(find_spec("gevent") is None, reason="gevent is not there for this interpreter")
 def test_every_sample_of_a_greenlet_is_in_the_span_of_that_greenlet(walker: str) -> None:
     assert _assert_exact(walker, "greenlets")["patched"]

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from ledger_run import run_target
 from received_profiles import ProfileSample, ReceivedProfile, all_samples, read
-from receiver_process import Receiver
-from target_process import Target, profiling_settings
-
-_NATIVE = pytest.mark.skipif(
-    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
-)
-_walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
+from walker_marks import BOTH_WALKERS
 
 
 def _run(scenario: str, walker: str, *, seconds: float = 1.5, **more: str) -> tuple[list[ReceivedProfile], Any]:
@@ -35,7 +28,7 @@ def _collections(profiles: list[ReceivedProfile]) -> list[ProfileSample]:
     return found
 
 
-@_walkers
+@BOTH_WALKERS
 def test_collections_are_recorded_where_they_run_and_counted_once(walker: str) -> None:
     profiles, ledger = _run("two_threads", walker)
     collections = _collections(profiles)
@@ -67,7 +60,7 @@ def test_collections_are_recorded_where_they_run_and_counted_once(walker: str) -
     assert ledger["callbacks"] == [1, 0]
 
 
-@_walkers
+@BOTH_WALKERS
 def test_tasks_of_one_thread_have_each_their_own_labels(walker: str) -> None:
     profiles, _ = _run("tasks", walker)
     working = [sample for sample in all_samples(profiles) if "__main__.compute" in sample.functions]
@@ -78,7 +71,7 @@ def test_tasks_of_one_thread_have_each_their_own_labels(walker: str) -> None:
     assert others.keys() == {"0", "1", "2", "3"}
 
 
-@_walkers
+@BOTH_WALKERS
 def test_a_forked_child_notices_its_own_collections_once(walker: str) -> None:
     profiles, ledger = _run("forking", walker, seconds=0.8)
     assert (ledger["status"], ledger["callbacks"]) == (0, [1, 0])
@@ -86,15 +79,6 @@ def test_a_forked_child_notices_its_own_collections_once(walker: str) -> None:
     assert any("__main__.leave_garbage" in sample.functions for sample in of_child)
 
 
-@_walkers
-def test_collections_can_be_left_out_and_are_no_business_of_text(walker: str) -> None:
-    profiles, ledger = _run("two_threads", walker, seconds=0.3, SPLUNK_PROFILER_GC_EVENTS_ENABLED="false")
-    assert not _collections(profiles)
-    assert ledger["callbacks"] == [0, 0]
-    _, ledger = _run("two_threads", walker, seconds=0.1, SPLUNK_PROFILER_GC_EVENTS_ENABLED="auto")
-    assert ledger["callbacks"] == [int(walker == "native"), 0], "a callback in Python may lose a signal's exception"
-    with Receiver() as receiver:
-        env = profiling_settings(receiver.url, 10, walker)
-        with Target("garbage_work.py", "two_threads", "0.1", env=env) as target:
-            assert target.json("ledger")["callbacks"] == [0, 0]
-            assert target.finish() == 0, target.output
+def test_no_callback_notices_collections_where_text_is_sent() -> None:
+    run = run_target("garbage_work.py", "two_threads", "0.1", SPLUNK_PROFILER_GC_EVENTS_ENABLED="true")
+    assert run.ledger["callbacks"] == [0, 0]

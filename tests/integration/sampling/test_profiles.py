@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from received_profiles import Label, ReceivedProfile, all_samples, read
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
+from walker_marks import BOTH_WALKERS, NATIVE
 
-_NATIVE = pytest.mark.skipif(
-    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
-)
-_walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
+pytestmark = pytest.mark.usefixtures("shared_exporter")
 
 
 def _run(
@@ -81,7 +78,7 @@ def _longest_gap_ns(profile: ReceivedProfile) -> int:
 @pytest.mark.parametrize(
     ("scenario", "walker"),
     [
-        *(pytest.param(scenario, "native", marks=_NATIVE) for scenario in ("busy", "short_lived")),
+        *(pytest.param(scenario, "native", marks=NATIVE) for scenario in ("busy", "short_lived")),
         *((scenario, "portable") for scenario in ("busy", "short_lived", "tasks")),
     ],
 )
@@ -89,14 +86,14 @@ def test_cpu_and_wall_times_add_up_to_those_of_process_and_threads(scenario: str
     _assert_adds_up(*_run(scenario, walker), walker)
 
 
-@_NATIVE
+@NATIVE
 def test_times_add_up_however_few_samples_there_are() -> None:
     profiles, ledger = _run("busy", "native", seconds=3, interval_ms=1200)
     assert sum(sample.count for sample in all_samples(profiles)) <= 4 * 4
     _assert_adds_up(profiles, ledger, "native")
 
 
-@_NATIVE
+@NATIVE
 @pytest.mark.parametrize("published", ["true", "false"])
 def test_request_samples_have_their_local_root_and_its_final_name(published: str) -> None:
     settings = {
@@ -122,7 +119,7 @@ def calm_kib() -> int:
     return resident_kib
 
 
-@_walkers
+@BOTH_WALKERS
 def test_10000_spans_a_second_lose_labels_but_no_time_in_bounded_memory(walker: str, calm_kib: int) -> None:
     # One profile of the whole run: in a second, a machine that is busy has too few samples to fill one.
     profiles, ledger = _run("many_spans", walker, {"SPLUNK_PROFILER_EXPORT_INTERVAL": "60000"}, seconds=4)
@@ -134,7 +131,7 @@ def test_10000_spans_a_second_lose_labels_but_no_time_in_bounded_memory(walker: 
     assert ledger["resident_kib"] - calm_kib < 20 << 10
 
 
-@_walkers
+@BOTH_WALKERS
 def test_a_forked_child_sends_profiles_of_its_own(walker: str) -> None:
     profiles, ledger = _run("forking", walker)
     child, status = ledger["child"]

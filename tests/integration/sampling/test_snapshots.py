@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from received_profiles import ProfileSample, all_samples, read
 from receiver_process import Receiver, Record
 from target_process import Target, profiling_settings
+from walker_marks import BOTH_WALKERS, NATIVE
 
 SOURCE = "profiling.instrumentation.source"
 MS = 1_000_000
-_NATIVE = pytest.mark.skipif(
-    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
-)
-_walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
+pytestmark = pytest.mark.usefixtures("shared_exporter")
 
 
 def _run(
@@ -41,7 +38,7 @@ def _functions(samples: list[ProfileSample]) -> set[str]:
     return {function.removeprefix("__main__.") for function in ours if function.endswith("_work")}
 
 
-@_walkers
+@BOTH_WALKERS
 def test_threads_of_selected_traces_are_sampled_often_and_all_rarely(walker: str) -> None:
     records, ledger = _run("threads", walker, SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64")
     closely, continuous = _of(records, "snapshot"), _of(records, "continuous")
@@ -62,7 +59,7 @@ def test_threads_of_selected_traces_are_sampled_often_and_all_rarely(walker: str
     assert sum(sample.count for sample in own) > seen_at_leisure
 
 
-@_NATIVE
+@NATIVE
 def test_of_the_tasks_of_one_loop_only_the_selected_one_is_sampled() -> None:
     records, ledger = _run("tasks", "native", SPLUNK_PROFILER_CALL_STACK_INTERVAL="1000")
     closely = [record for record in records if record["attributes"].get(SOURCE) == "snapshot"]
@@ -73,7 +70,7 @@ def test_of_the_tasks_of_one_loop_only_the_selected_one_is_sampled() -> None:
     assert ledger["marked"] == ["selected"]
 
 
-@_NATIVE
+@NATIVE
 def test_the_cpu_times_of_all_threads_profiles_add_up_beside_it() -> None:
     settings = {
         "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
@@ -86,7 +83,7 @@ def test_the_cpu_times_of_all_threads_profiles_add_up_beside_it() -> None:
     assert _of(records, "snapshot")
 
 
-@_walkers
+@BOTH_WALKERS
 def test_it_works_alone_and_with_no_thread_more_than_the_profiler(walker: str) -> None:
     records, ledger = _run("again", walker, SPLUNK_PROFILER_ENABLED="")
     assert {record["attributes"][SOURCE] for record in records} == {"snapshot"}
@@ -96,7 +93,7 @@ def test_it_works_alone_and_with_no_thread_more_than_the_profiler(walker: str) -
     assert ledger["own"] == [f"splunk-profiler-{role}" for role in (*exports, "sampler", "sigterm", "ticker")]
 
 
-@_walkers
+@BOTH_WALKERS
 def test_a_forked_child_goes_on_with_traces_of_its_own(walker: str) -> None:
     records, ledger = _run("forking", walker, SPLUNK_PROFILER_ENABLED="")
     child, status = ledger["child"]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 from ledger_run import run_target
 from received_profiles import ProfileSample, ReceivedProfile, all_samples, read
+from walker_marks import NATIVE
 
 SECONDS = 4.3
 _ALIKE = "__main__.many.<locals>.wait_alike"
 _LONG_NAME = "first\\n" + 122 * "x"  # as it is cut and written
 
-pytestmark = pytest.mark.skipif(
-    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
-)
+pytestmark = NATIVE
 
 
 def _run(scenario: str, *more: str, seconds: float = SECONDS, **settings: str) -> tuple[list[ReceivedProfile], Any]:
@@ -83,8 +81,3 @@ def test_a_forked_child_has_the_tasks_of_its_own_loop_only() -> None:
     for pid in {profile.pid for profile in profiles}:
         found = {_number_of(sample) for sample in _tasks([each for each in profiles if each.pid == pid])} - {None}
         assert found == ({20} if pid == ledger["child"] else {0, 1, 2, 3, 4})
-
-
-def test_tasks_can_be_left_out() -> None:
-    profiles, _ = _run("many", seconds=1.5, SPLUNK_PROFILER_MAX_TASKS="0")
-    assert not _tasks(profiles)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from importlib.util import find_spec
 
 import pytest
 from received_profiles import ReceivedProfile, all_samples, read
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
+from walker_marks import BOTH_WALKERS, NATIVE
 
 from splunk_profiler.pipeline.gil_waits import GilWaits, parse
 
-_NATIVE = pytest.mark.skipif(
-    find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
-)
-_walkers = pytest.mark.parametrize("walker", [pytest.param("native", marks=_NATIVE), "portable"])
+pytestmark = pytest.mark.usefixtures("shared_exporter")
 
 
 def _run(scenario: str, walker: str, interval_ms: int = 10) -> tuple[list[ReceivedProfile], str]:
@@ -31,7 +28,7 @@ def _run(scenario: str, walker: str, interval_ms: int = 10) -> tuple[list[Receiv
         return [read(record) for record in receiver.records(1)], target.output
 
 
-@_walkers
+@BOTH_WALKERS
 def test_gil_held_by_c_code_shows_as_waits_of_its_length(walker: str) -> None:
     profiles, _ = _run("hold_gil", walker)
     waits = GilWaits()
@@ -43,7 +40,7 @@ def test_gil_held_by_c_code_shows_as_waits_of_its_length(walker: str) -> None:
     assert waits.sum_ns > 7 * 90_000_000
 
 
-@_NATIVE
+@NATIVE
 @pytest.mark.parametrize(("loop", "interval_ms"), [("asyncio", 1000), ("uvloop", 10)])
 def test_callback_that_blocks_its_loop_is_an_event_with_stack_and_span(loop: str, interval_ms: int) -> None:
     if loop == "uvloop":
@@ -63,7 +60,7 @@ def test_callback_that_blocks_its_loop_is_an_event_with_stack_and_span(loop: str
     assert others_ns < 500_000_000, "short steps of one task keep the loop busy, but do not block it"
 
 
-@_NATIVE
+@NATIVE
 def test_threads_that_take_turns_wait_for_the_gil_from_3_15_on() -> None:
     profiles, _ = _run("take_turns", "native")
     waited: Counter[str] = Counter()
@@ -84,7 +81,7 @@ def test_threads_that_take_turns_wait_for_the_gil_from_3_15_on() -> None:
     assert waited["sleeper"] < 0.5 * spent["sleeper"]
 
 
-@_walkers
+@BOTH_WALKERS
 def test_waits_for_locks_are_labelled_by_kind_and_idle_threads_apart(walker: str) -> None:
     profiles, _ = _run("wait_for_locks", walker)
     waited: Counter[tuple[str, str]] = Counter()

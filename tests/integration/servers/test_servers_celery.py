@@ -14,13 +14,16 @@ import pytest
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
+pytest.importorskip("splunk_profiler._walker")
+from exporter_processes import exporters_with_variable, wait_for_end
+
 _CHILDREN = 2
 _TASKS = 30
 _SEND = "import celery_service as c\nfor n in range({}): c.app.send_task('serve', [n % 8])"
 
 
 @pytest.mark.skipif(find_spec("celery") is None, reason="celery is not there for this interpreter")
-def test_every_celery_child_sends_under_its_own_process_id(tmp_path: Path) -> None:
+def test_every_celery_child_sends_under_its_own_id_by_one_exporter(tmp_path: Path) -> None:
     (tmp_path / "control").mkdir()
     folder = {"CELERY_FOLDER": str(tmp_path)}
     words = [sys.executable, "-m", "celery", "--app", "celery_service", "worker", "--pool", "prefork"]
@@ -41,8 +44,10 @@ def test_every_celery_child_sends_under_its_own_process_id(tmp_path: Path) -> No
                 assert record["resource"]["set.in.code"] == "yes"
             now = time.time_ns()
             receiver.record(lambda r: r["time_ns"] > now and r["resource"]["process.pid"] == worker.pid)
+            (exporter,) = exporters_with_variable(f"={receiver.url}")
             worker.signal(signal.SIGTERM)
             assert worker.finish() == 0, worker.output
+        wait_for_end(exporter)
         marked = receiver.records(1, lambda record: ".work_in_span_" in record["body"])
         for record in marked:
             assert (record["resource"]["process.pid"], record["trace_id"], record["span_id"]) in spans, record

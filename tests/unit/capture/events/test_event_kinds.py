@@ -20,7 +20,7 @@ from stream_feed import StreamedBuilder
 
 from splunk_profiler.capture import events
 from splunk_profiler.capture.events import EventSources, RegisteredSource, lock_holders, make_sources
-from splunk_profiler.capture.events.garbage_collections import GC_KIND
+from splunk_profiler.capture.events.garbage_collections import GC_KIND, make_gc_source
 from splunk_profiler.capture.events.lock_holders import make_lock_holder_source
 from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
@@ -128,6 +128,22 @@ def test_added_kind_has_its_own_records_and_leaves_those_of_cpu_unchanged(
     kinds = [kind for kind in events.registered_kinds(Config()) if kind.data_type is DataType.CPU]
     values = [value.name for kind in kinds for value in (kind.count, kind.amount) if value is not None]
     assert types == ["samples", "wall", "cpu", *values]
+
+
+@pytest.mark.parametrize(
+    ("setting", "data_format", "walkers"),
+    [
+        ("true", "pprof-gzip-base64", {"native", "portable"}),
+        ("auto", "pprof-gzip-base64", {"native"}),  # a callback in Python may lose a signal's exception
+        ("false", "pprof-gzip-base64", set()),
+        ("true", "text", set()),
+    ],
+)
+def test_collections_are_noticed_as_set_and_for_profiles_only(
+    ticker: Ticker, setting: str, data_format: str, walkers: set[str]
+) -> None:
+    config = Config(enabled=True, data_format=data_format, gc_events=setting)
+    assert {each for each in ("native", "portable") if make_gc_source(config, ticker, each == "native")} == walkers
 
 
 def test_lock_holders_are_found_by_the_native_walker_from_3_11_on(ticker: Ticker) -> None:
