@@ -39,7 +39,7 @@ def test_opentelemetry_without_the_package_runs_with_one_warning(tmp_path: Path)
     for path in _INSTALLED.iterdir():
         if "splunk_profiler" not in path.name:
             (packages / path.name).symlink_to(path)
-    elsewhere = ["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path)]  # its launcher puts the current directory on the path
+    elsewhere = ["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path)]  # OpenTelemetry adds the directory to the path
     env = {"PYTHONPATH": "", **{f"OTEL_{signal}_EXPORTER": "none" for signal in ("TRACES", "METRICS", "LOGS")}}
     ended = splunk_profiler("run", "--", *elsewhere, other, _INSTRUMENT, other, "-c", "print('ran')", env=env)
     assert ended.stdout == "ran\n"
