@@ -20,7 +20,7 @@ from splunk_profiler.cli.unix_peers import UnixSocket, unix_peers
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.exporter_process import TITLE
-from splunk_profiler.system.threads import read_proc_file
+from splunk_profiler.system.threads import NAME_PREFIX, read_proc_file
 
 _ESTABLISHED = "01"
 _MAX_COMM_LENGTH = 15  # the kernel's limit for the name of a thread
@@ -90,12 +90,16 @@ def check_settings(pid: int, resolved: Resolved | None, exporter: ExporterEnd | 
     if resolved is None:
         fact = "not known: the process has overwritten the environment that it was started with, as setproctitle does"
         remedy = "ask in the environment of the service: splunk-profiler run -- splunk-profiler doctor"
+    else:
+        is_on = not resolved.sdk_disabled and (resolved.samples if exporter else resolved.runs)
+        if is_on or not (exporter or _find_profiler(pid)):
+            return []
+        fact = "not known: its environment at the start leaves the profiler off, so its code has switched it on"
+        remedy = "the log of the process says them at the start (logger splunk_profiler, INFO)"
+    if exporter or _find_threads(pid):
         return [warning("settings", fact, remedy)]
-    is_on = not resolved.sdk_disabled and (resolved.samples if exporter else resolved.runs)
-    if is_on or not (exporter or _find_profiler(pid)):
-        return []
-    fact = "not known: the environment that it was started with leaves the profiler off, so its code has switched it on"
-    return [warning("settings", fact, "the log of the process says them at the start (logger splunk_profiler, INFO)")]
+    # The walker stays loaded when the profiler is stopped.
+    return [failure("settings", f"{fact}; neither an exporter process nor threads of the profiler are seen", remedy)]
 
 
 def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[Finding]:
@@ -138,13 +142,18 @@ def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[F
 
 def _find_profiler(pid: int) -> str:
     """Return what is seen of the profiler in process `pid`; empty if nothing is."""
-    root = _root_of(pid)
-    names = {read_proc_file(task / "comm").strip() for task in _list_directory(root / "task")}
-    if threads := sorted(name for name in names if name.startswith("splunk-profiler"[:_MAX_COMM_LENGTH])):
+    if threads := _find_threads(pid):
         return f"its threads run ({', '.join(threads)})"
-    if "/splunk_profiler/_walker" in read_proc_file(root / "maps"):
+    if "/splunk_profiler/_walker" in read_proc_file(_root_of(pid) / "maps"):
         return "its native walker is loaded, so it was started"
     return ""
+
+
+def _find_threads(pid: int) -> list[str]:
+    """Return the names of the profiler's threads in process `pid`, as far as they have such names (CPython 3.14)."""
+    tasks = [task for task in _list_directory(_root_of(pid) / "task") if task.name != str(pid)]
+    names = {read_proc_file(task / "comm").strip() for task in tasks}
+    return sorted(name for name in names if name.startswith(NAME_PREFIX[:_MAX_COMM_LENGTH]))
 
 
 def _exporter_finding(exporter_pid: int | None, *, has_grpc: bool, needs_grpc: bool) -> Finding:

@@ -1,4 +1,4 @@
-"""The doctor calls no failure what it sees to work: settings that it cannot read, ways that only the service has."""
+"""The doctor calls no failure what it sees to work, such as ways that only the service has, and nothing else good."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from exporter_processes import find_exporters, wait_for_end
 ON = {"SPLUNK_PROFILER_ENABLED": "true"}
 _NAME = "collector.invalid"  # has an address in the proxy only
 _OTHER_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+_AUTOMATIC = "import splunk_profiler; splunk_profiler.start()"
 _OVERWRITING = """
 import ctypes
-import splunk_profiler
-splunk_profiler.start()
 fields = open("/proc/self/stat").read().rpartition(")")[2].split()
 start, end = int(fields[47]), int(fields[48])  # of the environment
 ctypes.memset(start, 0, end - start)
@@ -35,6 +34,17 @@ if sys.argv[1:]:
 _STARTING = """
 import splunk_profiler
 splunk_profiler.start(splunk_profiler.Config(enabled=True, logs_endpoint=sys.argv[1], export_interval_ms=50))
+"""
+_NAMING_A_THREAD = """
+import threading
+entered, ended = threading.Event(), threading.Event()
+def work():
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
+        name.write("splunk-profiler")  # as CPython 3.14 names the profiler's
+    entered.set()
+    ended.wait()
+threading.Thread(target=work, daemon=True).start()
+entered.wait()
 """
 
 
@@ -75,7 +85,8 @@ def _findings(data: dict[str, Any], verdict: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("title", [(), ("er --queues=fast",)], ids=["short title", "long title"])
 def test_process_that_overwrote_its_environment_is_not_called_off(title: tuple[str, ...]) -> None:
-    with Receiver() as receiver, _service(_OVERWRITING, *title, env=profiling_settings(receiver.url)) as target:
+    program = f"{_AUTOMATIC}\n{_OVERWRITING}"
+    with Receiver() as receiver, _service(program, *title, env=profiling_settings(receiver.url)) as target:
         receiver.record()
         code, data = _examine("--pid", target.pid)
         shown = splunk_profiler("doctor", "--pid", str(target.pid)).stdout
@@ -93,6 +104,36 @@ def test_process_that_code_switched_on_is_not_called_off() -> None:
         code, data = _examine("--pid", target.pid)
     assert (code, _findings(data, "failure")) == (0, {})
     assert "its code has switched it on" in _findings(data, "warning")["settings"]
+    assert data["settings"] == []
+
+
+def test_overwritten_environment_without_the_profiler_is_a_failure() -> None:
+    with _service(_OVERWRITING, env={}) as target:
+        code, data = _examine("--pid", target.pid)
+    assert (code, data["samples_would_flow"]) == (1, False)
+    assert "has overwritten the environment" in _findings(data, "failure")["settings"]
+    assert data["settings"] == []
+
+
+def test_threads_of_the_profiler_are_evidence_without_settings() -> None:
+    with _service(_NAMING_A_THREAD + _OVERWRITING, env={}) as target:
+        code, data = _examine("--pid", target.pid)
+    assert (code, _findings(data, "failure")) == (0, {})
+    assert "its threads run (splunk-profiler)" in _findings(data, "ok")["profiler"]
+
+
+def test_process_that_is_named_like_the_profiler_is_not_running_it() -> None:
+    renaming = "open('/proc/self/comm', 'w').write('splunk-profiler')"  # the name of our own command
+    with _service(f"{renaming}\n{_OVERWRITING}", env={}) as target:
+        code, data = _examine("--pid", target.pid)
+    assert (code, _findings(data, "failure").keys()) == (1, {"settings"})
+
+
+def test_process_whose_code_has_stopped_the_profiler_is_a_failure() -> None:
+    with _service(f"{_STARTING}\nsplunk_profiler.stop()", UNREACHABLE_URL, env={}) as target:
+        code, data = _examine("--pid", target.pid)
+    assert code == 1
+    assert "its code has switched it on" in _findings(data, "failure")["settings"]
     assert data["settings"] == []
 
 
@@ -116,7 +157,7 @@ def test_collector_that_only_a_proxy_reaches_is_no_failure() -> None:
 def test_service_that_delivers_by_its_own_proxy_is_no_failure() -> None:
     with Receiver() as receiver, ConnectProxy(_NAME, receiver.host, receiver.port) as proxy:
         env = profiling_settings(f"http://{_NAME}:4317", http_proxy=proxy.url)
-        with _service("import splunk_profiler; splunk_profiler.start()", env=env) as target:
+        with _service(_AUTOMATIC, env=env) as target:
             receiver.record()
             code, data = _examine("--pid", target.pid)
     assert (code, _findings(data, "failure")) == (0, {})
