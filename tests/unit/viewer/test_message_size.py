@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.viewer.message_size import count_items, fields_of
 
 LOGS = fields_of(ExportLogsServiceRequest.DESCRIPTOR)
@@ -22,16 +23,16 @@ def counted(message: Any) -> int:
     for field, value in message.ListFields():
         for each in value if field.default_value == [] else (value,):
             inner = field.message_type is not None
-            found += inner or field.default_value == []
+            found += inner or (field.default_value == [] and isinstance(each, (str, bytes)))
             found += counted(each) if inner else 0
     return found
 
 
 def holds(message: bytes, fields: Any = LOGS) -> int:
     """Return the number of items, which is the same for all limits that are not exceeded."""
-    found = count_items(message, fields, 1 << 30)
-    for most in range(found + 1):
-        assert count_items(message, fields, most) == min(found, most + 1)
+    found = count_items(message, fields, 1 << 20)
+    for most in range(found):
+        assert count_items(message, fields, most) == most + 1
     return found
 
 
@@ -68,6 +69,20 @@ def test_texts_that_are_not_repeated_are_no_items() -> None:
     request = ExportLogsServiceRequest()
     request.resource_logs.add().schema_url = "x" * 1000
     assert holds(request.SerializeToString()) == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_repeated_numbers_are_no_items(packed: bool) -> None:
+    message = 3 * b"\x12\x04\x0a\x02\x01\x01" if packed else 3 * b"\x12\x04\x08\x01\x08\x01"
+    assert len(ProfileMessage.FromString(message).sample[2].location_id) == 2
+    assert holds(message, fields_of(ProfileMessage.DESCRIPTOR)) == 3
+
+
+@pytest.mark.parametrize("number", [b"\x48\x01", b"\x0b\x0c", b"\x4d\x00\x00\x00\x00"])
+def test_a_message_of_numbers_is_not_read_to_its_end(number: bytes) -> None:
+    message = 100 * number + b"\x0a\x00"
+    assert count_items(message, LOGS, 100) == 1
+    assert count_items(message, LOGS, 9) == 10, "as one of too many items"
 
 
 @given(st.binary(max_size=200))
