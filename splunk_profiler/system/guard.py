@@ -6,8 +6,8 @@ raise in the middle of our code too. Owns the logger, which makes the arguments 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps
 import logging
-import signal
 from collections import Counter
 from functools import partial
 from traceback import walk_tb
@@ -18,6 +18,7 @@ from splunk_profiler.system.printable import printable
 
 logger = logging.getLogger("splunk_profiler")
 _MAX_LOGGED_ONCE = 64
+_SIGNALS = range(1, _signal.NSIG)
 
 
 def raise_if_interrupt(error: BaseException) -> None:
@@ -31,16 +32,19 @@ def raise_if_interrupt(error: BaseException) -> None:
 
 
 def _is_of_signal_handler(error: BaseException) -> bool:
+    traceback = error.__traceback__
     # Not the first frame, which has caught it: our code in a handler may fail, too.
-    codes = {frame.f_code for frame, _ in list(walk_tb(error.__traceback__))[1:]}
-    return any(_code_of(signal.getsignal(number)) in codes for number in signal.valid_signals())
+    if traceback is None or traceback.tb_next is None:
+        return False
+    # An error may recur with each span: `signal.getsignal` makes enumerators, which takes 200 us.
+    handlers = filter(callable, map(_signal.getsignal, _SIGNALS))
+    codes = {_code_of(handler) for handler in handlers}
+    return any(frame.f_code in codes for frame, _ in walk_tb(traceback.tb_next))
 
 
 def _code_of(handler: Any) -> CodeType | None:
     """Return the code of a function, method, partial or object with `__call__`; None for any other handler."""
     function = handler.func if isinstance(handler, partial) else handler
-    if not callable(function):  # `SIG_DFL`
-        return None
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return code if isinstance(code, CodeType) else None
 
