@@ -12,7 +12,7 @@ from functools import lru_cache
 from splunk_profiler.model import Frame, Sample, Stack, ThreadSample
 
 _STATE_PREFIX = "   python.Thread.State: "
-_MAX_TEXTS_BYTES = 8 << 20
+_MAX_TEXTS, _MAX_TEXTS_BYTES = 1024, 4 << 20  # each keeps its stack alive, too
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -61,7 +61,7 @@ class _StackTexts:
         text = self._texts.get(stack)
         if text is None:
             text = _encode("".join(map(format_frame, stack.frames)))
-            if self._size + len(text) > _MAX_TEXTS_BYTES:
+            if len(self._texts) >= _MAX_TEXTS or self._size + len(text) > _MAX_TEXTS_BYTES:
                 self._texts.clear()
                 self._size = 0
             self._texts[stack] = text

@@ -69,6 +69,17 @@ def test_texts_of_a_thousand_deep_stacks_are_kept_in_bounded_memory() -> None:
     try:
         for frame in frames:
             assert _body(stack=Stack((frame, *frames), truncated=False)).count("\n") == 2 + 1 + len(frames)
-        assert tracemalloc.get_traced_memory()[0] < 10 << 20
+        assert tracemalloc.get_traced_memory()[0] < 6 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_texts_of_ever_new_stacks_of_one_frame_are_kept_in_bounded_memory() -> None:
+    frame = Frame("shop.cart.Cart", "step", "/srv/shop/cart.py", 1)
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            _body(stack=Stack((frame,), truncated=False))
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
     finally:
         tracemalloc.stop()
