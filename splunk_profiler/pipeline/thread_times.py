@@ -22,7 +22,7 @@ from splunk_profiler.stream.captured import StartTime
 
 _MAX_STARTUP_NS = 2_000_000_000  # a thread of that age may still wait for its first step
 _MAX_SHORT_LIVED_SNAPSHOTS = 8  # a thread in more snapshots does not stand for others that are in none
-_MAX_ENDED_THREADS = 4_096
+_MAX_ENDED_THREADS = 512
 
 
 class ThreadTimeDelta(NamedTuple):
@@ -187,7 +187,7 @@ class ThreadTimes:
         return found
 
     def _leave_out_absence(self, usage: _ThreadUsage) -> None:
-        """Leave the time in which a thread was missing or excluded out of its next sample, but for the last period.
+        """Leave the time in which a thread was missing or excluded out of its next sample, but for the last of it.
 
         Threads are excluded while they start: that time is in the first sample.
         """

@@ -79,7 +79,7 @@ def now_and_then() -> dict[str, Any]:
     ended = threading.Event()
 
     def wait_in_python(number: int) -> None:
-        time.sleep(0.7)
+        time.sleep(1.5)
         if number == 1:
             ended.set()
 

@@ -389,6 +389,6 @@ def test_most_of_many_ended_threads_are_forgotten(world: World) -> None:
     tracemalloc.start()
     try:
         see(range(5000, 20_000))
-        assert tracemalloc.get_traced_memory()[0] < 2_500_000
+        assert tracemalloc.get_traced_memory()[0] < 500_000
     finally:
         tracemalloc.stop()

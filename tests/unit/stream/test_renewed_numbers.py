@@ -71,7 +71,7 @@ def _work(crew: Crew, number: int) -> None:
 
 
 def test_numbers_begin_anew_and_threads_are_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "RENEWED_AFTER", _LIMIT, raising=False)
+    monkeypatch.setattr(writer, "RENEWED_AFTER", _LIMIT)
     stream = _Stream()
     with crew_at_work() as crew:
         crew.tell(_IDLE, lambda: _enter(1000))
