@@ -201,8 +201,8 @@ static inline PyCodeObject *compat_frame_code(compat_frame *frame)
 }
 
 /* Incomplete frames are those before their first RESUME, and the interpreter's own entry and C-stack frames.
- * They have no code or no globals, so check this before reading anything else of a frame. Nor have complete frames of
- * a function that the collector has cleared and a finaliser has called nevertheless. */
+ * They have no code or no globals, so check this before reading anything else of a frame. A complete frame has no
+ * globals if the collector has cleared its function. */
 static inline compat_frame *compat_first_complete(compat_frame *frame)
 {
     for (; frame != NULL; frame = frame->previous) {
