@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from splunk_profiler.viewer.model import NO_SPAN, SPAN_ID, TRACE, Sample, SpanKey
+from splunk_profiler.viewer.model import DAY_NS, NO_SPAN, SPAN_ID, TRACE, Sample, SpanKey
 from splunk_profiler.viewer.stacks import Numbers
 
 TRACE_LENGTH, SPAN_LENGTH = 32, 16  # of ids in hex
@@ -67,8 +67,8 @@ class Columns:
 
     @property
     def end_ns(self) -> int:
-        """When the last sample ends, if all are as long as the longest; 0 if there are none."""
-        return int(self.time_ns[-1]) + max(1, self.longest_ns) if len(self) else 0
+        """When the last sample ends, if all are as long as the longest, a day at most; 0 if there are none."""
+        return int(self.time_ns[-1]) + max(1, min(self.longest_ns, DAY_NS)) if len(self) else 0
 
     def rows_between(self, since_ns: int | None, until_ns: int | None) -> slice:
         """Return the samples from `since_ns` until before `until_ns`."""

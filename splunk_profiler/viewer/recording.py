@@ -177,14 +177,14 @@ class Recording:
     def ends_ns(self, selection: Selection) -> tuple[int, int]:
         """Return when a selection begins and ends; without times of its own it is of the whole period.
 
-        That ends with the last profile, whose samples are all at its start. Odd lengths make it twice as long at most.
+        That ends with the last profile, whose samples are all at its start.
         """
         first_ns, last_ns = self.period_ns()
         since_ns = first_ns if selection.since_ns is None else selection.since_ns
         if selection.until_ns is not None:
             return since_ns, selection.until_ns
         ends_ns = [each.end_ns for each in self.columns() if selection.value in each.weights]
-        return since_ns, min(max([last_ns, *ends_ns]), 2 * last_ns - first_ns)
+        return since_ns, max([last_ns, *ends_ns])
 
     def duration_ns(self, selection: Selection) -> int:
         """Return how long a selection is; 1 for what is in use, which does not grow with time."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from splunk_profiler.viewer.model import Facets, Sample, Selection
+from splunk_profiler.viewer.model import DAY_NS, Facets, Sample, Selection
 from splunk_profiler.viewer.recording import OTHER, Recording
 
 TRACES = [letter * 32 for letter in "abc"]
@@ -45,9 +45,15 @@ def test_the_time_of_a_selection_ends_with_its_last_profile() -> None:
     assert [found.duration_ns(Selection("cpu", since_ns)) for since_ns in (None, 1030)] == [60, 30]
     assert found.duration_ns(Selection("cpu", None, 1030)) == 30
     found.add(Sample(1050, 0, 0, {"cpu": 10}, duration_ns=1 << 62))
-    assert found.duration_ns(Selection("cpu")) == 102  # no more than twice what is known
+    assert found.duration_ns(Selection("cpu")) == 50 + DAY_NS  # no profile is longer
     found.add(Sample(1300, 0, 0, {"wall": 10}))
     assert found.duration_ns(Selection("wall")) == 301
+
+
+def test_the_time_of_one_profile_is_its_duration() -> None:
+    found = recording()
+    found.add(Sample(DAY_NS, 0, 0, {"cpu": 10}, duration_ns=10_000))
+    assert found.ends_ns(Selection("cpu")) == (DAY_NS, DAY_NS + 10_000)
 
 
 def test_a_selection_is_by_time_and_by_any_of_the_values_of_each_facet() -> None:
