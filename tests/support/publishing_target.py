@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from target_process import Target
 
@@ -36,3 +38,12 @@ def publishing_target(*command: str, **more: str) -> Iterator[Target]:
     """Run a target that publishes, with these further settings."""
     with socket_folder() as folder, Target(*command, env=publishing_settings(folder, **more)) as target:
         yield target
+
+
+def iter_moments(target: Target) -> Iterator[Any]:
+    """Yield the expected values at each moment at which a target stands; the next request resumes it."""
+    count = 0
+    while target.wait_for_either("at ", "end", count) == "at ":
+        count += 1
+        yield json.loads(target.lines(count, "at ")[-1])
+        target.tell("on")

@@ -1,4 +1,4 @@
-"""Contexts that stand still while a test looks at them: ``held_contexts.py SCENE``.
+"""Contexts that stand still while a test looks at them: ``held_contexts.py SCENE …``.
 
 Each moment is a line ``at {…}`` with what a host profiler has to see of a thread, by OpenTelemetry's own account; the
 thread goes on when a line arrives on standard input. Ends with a line ``end``. Publishing is started by each scene,
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from marked_work import say, wait_until_visible
@@ -42,7 +43,9 @@ class ByName(Sampler):
         return "ByName"
 
 
+@cache
 def set_provider(sampler: Sampler | None = None) -> None:
+    """Set the provider, which is one for all scenes of a process."""
     trace.set_tracer_provider(TracerProvider(sampler=sampler))
 
 
@@ -332,5 +335,6 @@ SCENES: dict[str, Callable[[], None]] = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    SCENES[sys.argv[1]]()
+    for name in sys.argv[1:]:
+        SCENES[name]()
     say("end")

@@ -46,8 +46,16 @@ def told(*command: str, mode: str = "true", delay_ms: int = 60_000) -> Iterator[
         assert not list(folder.iterdir()), "a socket was left behind"
 
 
-@pytest.mark.parametrize(("way", "code"), [("return", 0), ("exit", 3), ("uncaught", 1), ("terminated", 3)])
-@pytest.mark.parametrize("first", ["provider", "profiler"])
+@pytest.mark.parametrize(
+    ("first", "way", "code"),
+    [
+        ("provider", "return", 0),
+        ("profiler", "return", 0),
+        ("provider", "exit", 3),
+        ("profiler", "uncaught", 1),
+        ("provider", "terminated", 3),
+    ],
+)
 def test_what_waits_is_exported_when_the_process_ends(first: str, way: str, code: int) -> None:
     with told("correlated_ends.py", "order", first, way) as target:
         assert target.finish() == code, target.output
@@ -130,10 +138,9 @@ def test_transactions_of_greenlets_are_exported_once_in_a_patched_process(
         assert "Traceback" not in target.output, target.output
 
 
-@pytest.mark.parametrize("mode", ["true", "auto"])
-def test_self_configured_application_under_run_is_correlated(mode: str) -> None:
+def test_self_configured_application_under_run_is_correlated() -> None:
     application = str(TESTS / "targets" / "correlated_application.py")
-    with told(*COMMAND, "run", "--", sys.executable, application, mode=mode) as target:
+    with told(*COMMAND, "run", "--", sys.executable, application) as target:
         assert target.finish() == 0, target.output
         for exporter in ("simple", "batch"):
             assert by_process(target, "own", exporter) == {target.pid: ids_of(target.pid)}
@@ -141,10 +148,10 @@ def test_self_configured_application_under_run_is_correlated(mode: str) -> None:
 
 @pytest.mark.skipif(not _INSTRUMENT.exists(), reason="opentelemetry-instrument is not there")
 @pytest.mark.skipif(not _INSTALLED, reason="the package is not installed, so it has no entry point")
-@pytest.mark.parametrize("mode", ["true", "auto"])
-def test_self_configured_application_under_instrument_is_correlated(mode: str) -> None:
+def test_self_configured_application_under_instrument_is_correlated() -> None:
     application = str(TESTS / "targets" / "correlated_application.py")
-    with told(str(_INSTRUMENT), "--traces_exporter", "none", sys.executable, application, mode=mode) as target:
+    words = [str(_INSTRUMENT), "--traces_exporter", "none", sys.executable, application]
+    with told(*words, mode="auto") as target:
         assert target.finish() == 0, target.output
         for exporter in ("simple", "batch"):
             assert by_process(target, "own", exporter) == {target.pid: ids_of(target.pid)}

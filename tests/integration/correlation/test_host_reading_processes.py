@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,7 @@ from urllib.request import urlopen
 import pytest
 from derived_ids import WorkUnit
 from host_reading import describe_mixed_reading
-from publishing_target import SERVICE, publishing_target, socket_folder
+from publishing_target import SERVICE, iter_moments, publishing_target, socket_folder
 from publishing_target import publishing_settings as settings
 from target_process import TESTS, Target
 
@@ -34,15 +33,6 @@ pytestmark = pytest.mark.usefixtures("high_priority")
 
 _GLIBC = platform.libc_ver()[0] == "glibc"
 _LABELS = Path(splunk_profiler.__file__).parent / "libcustomlabels.so"
-
-
-def _iter_moments(target: Target) -> Iterator[list[dict[str, Any]]]:
-    """Yield the expected values at each moment; the next request resumes the target."""
-    count = 0
-    while target.wait_for_either("at ", "end", count) == "at ":
-        count += 1
-        yield json.loads(target.lines(count, "at ")[-1])
-        target.tell("on")
 
 
 def _read_report(pid: int, *, strict_host: bool = True) -> Report:
@@ -83,7 +73,7 @@ def test_threads_from_before_and_after_the_libraries_came_are_read(how: str) -> 
     preload = {"LD_PRELOAD": str(_LABELS)} if how == "preloaded" else {}
     with publishing_target("published_processes.py", "threads", **preload) as target:
         moments = 0
-        for expected in _iter_moments(target):
+        for expected in iter_moments(target):
             moments += 1
             assert len(expected) == 4
             for _ in range(2):  # a second reader, which has missed the publication, sees the same
@@ -94,7 +84,7 @@ def test_threads_from_before_and_after_the_libraries_came_are_read(how: str) -> 
 
 def test_thread_that_reuses_the_ident_of_one_ended_in_a_span_shows_none() -> None:
     with publishing_target("published_processes.py", "idents") as target:
-        for expected in _iter_moments(target):
+        for expected in iter_moments(target):
             _assert_spans_shown(_read_report(expected[0]["pid"]), expected)
         assert target.finish() == 0
         assert target.json("reused") > 0, "no ident was used again: nothing was tested"
@@ -120,7 +110,7 @@ def test_used_up_static_tls_is_explained_by_the_log_and_the_inspector(
         subprocess.run(command, check=True)
         fillers += [shutil.copy(filler, tmp_path / f"filler-of-{size}-{number}.so") for number in range(count)]
     with publishing_target("published_processes.py", "static_tls_full", *map(str, fillers)) as target:
-        for expected in _iter_moments(target):
+        for expected in iter_moments(target):
             pid = expected[0]["pid"]
             strict, spec = _read_report(pid), _read_report(pid, strict_host=False)
             assert {library.variable.tls for library in strict.libraries} == {TlsKind.DYNAMIC}
@@ -139,7 +129,7 @@ def test_used_up_static_tls_is_explained_by_the_log_and_the_inspector(
 def test_the_remedy_that_the_log_names_is_one(room: int) -> None:
     tunables = {"GLIBC_TUNABLES": f"glibc.rtld.optional_static_tls={room}"}
     with publishing_target("published_processes.py", "threads", **tunables) as target:
-        for expected in _iter_moments(target):
+        for expected in iter_moments(target):
             report = _read_report(expected[0]["pid"])
             if room:
                 _assert_spans_shown(report, expected)
@@ -152,7 +142,7 @@ def test_the_remedy_that_the_log_names_is_one(room: int) -> None:
 def test_forked_child_and_grandchild_are_read_as_processes_of_their_own() -> None:
     sockets: dict[int, set[str]] = {}
     with publishing_target("published_processes.py", "forks") as target:
-        for expected in _iter_moments(target):
+        for expected in iter_moments(target):
             report = _read_report(expected[0]["pid"])
             _assert_spans_shown(report, expected)
             assert report.storage is not None
@@ -167,7 +157,7 @@ def test_forked_child_and_grandchild_are_read_as_processes_of_their_own() -> Non
 def test_forked_child_shows_its_parents_storage_until_it_has_its_own() -> None:
     observed = []
     with publishing_target("published_processes.py", "halted_forks") as target:
-        for expected in _iter_moments(target):
+        for expected in iter_moments(target):
             report = _read_report(expected[0]["pid"])
             assert report.storage is not None
             assert report.socket_accepted

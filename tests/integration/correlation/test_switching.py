@@ -81,11 +81,9 @@ def test_a_forked_child_keeps_noticing() -> None:
     assert facts("forked") == {"right": 201, "wrong in the child": 0}
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-@pytest.mark.parametrize("loaded", ["preloaded", "before", "later"])
-@pytest.mark.parametrize(
-    "options",
-    [
+@pytest.fixture(
+    scope="module",
+    params=[
         ("-Wl,-z,lazy", "-Wl,-z,norelro"),
         ("-Wl,-z,lazy", "-Wl,-z,relro"),
         ("-Wl,-z,now", "-Wl,-z,relro"),
@@ -93,10 +91,13 @@ def test_a_forked_child_keeps_noticing() -> None:
     ],
     ids=lambda options: " ".join(options).replace("-Wl,", ""),
 )
-def test_contexts_that_c_code_enters_are_noticed_however_it_was_linked(
-    options: tuple[str, ...], loaded: str, tmp_path: Path
-) -> None:
-    library = compiled(tmp_path, *options)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("library"), *request.param)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize("loaded", ["preloaded", "before", "later"])
+def test_contexts_that_c_code_enters_are_noticed_however_it_was_linked(library: Path, loaded: str) -> None:
     preload = {"LD_PRELOAD": str(library)} if loaded == "preloaded" else {}
     seen = facts("c_code", str(library), loaded, **preload)
     assert seen.pop("restored", 2) == 2, "the module still calls our function"

@@ -97,11 +97,13 @@ _GOOD = {
 
 
 @pytest.mark.parametrize(
-    ("value", "reached"),
-    [(_PEM, False), (_PEM, True), (_LINES, True), (_ELLIPTIC, False)],
+    ("value", "reached", "form"),
+    [(_PEM, False, ()), (_PEM, True, ("--json",)), (_LINES, True, ()), (_ELLIPTIC, False, ("--json",))],
     ids=["pem, all settings", "pem, all that records need", "lines, all that records need", "binary, all settings"],
 )
-def test_secret_in_every_setting_is_in_no_log_and_not_in_doctor_output(value: str, reached: bool) -> None:
+def test_secret_in_every_setting_is_in_no_log_and_not_in_doctor_output(
+    value: str, reached: bool, form: tuple[str, ...]
+) -> None:
     env = {**dict.fromkeys(NAMES, value), **(_GOOD if reached else {"SPLUNK_PROFILER_ENABLED": "true"})}
     env["OTEL_PYTHON_CONTEXT"] = "contextvars_context"
     with Target(sys.executable, "-c", _SERVICE, env=env) as target:
@@ -116,7 +118,6 @@ def test_secret_in_every_setting_is_in_no_log_and_not_in_doctor_output(value: st
         assert "OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY=" in said
         assert "cannot be used" in said
     assert leaked(said, value) == []
-    for form in ((), ("--json",)):
-        ended = splunk_profiler("doctor", *form, env=env)
-        assert "SPLUNK_PROFILER_LOGS_HEADERS" in ended.stdout, ended.stderr
-        assert leaked(ended.stdout + ended.stderr, value) == []
+    ended = splunk_profiler("doctor", *form, env=env)
+    assert "SPLUNK_PROFILER_LOGS_HEADERS" in ended.stdout, ended.stderr
+    assert leaked(ended.stdout + ended.stderr, value) == []
