@@ -74,8 +74,9 @@ def _check_last_results(status: HostStatus) -> Iterator[Finding]:
 
 
 def is_delivering(status: HostStatus) -> bool:
-    """Return True if records were delivered, and no later ones have failed."""
-    return status.delivered_age_s is not None and not _is_failing(status)
+    """Return True if records were delivered of late, and no later ones have failed."""
+    delivered_s = status.delivered_age_s
+    return delivered_s is not None and delivered_s < _RECENT_S and not _is_failing(status)
 
 
 def _is_failing(status: HostStatus) -> bool:

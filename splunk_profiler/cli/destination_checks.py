@@ -51,6 +51,14 @@ def check_destination(resolved: Resolved, env: Mapping[str, str], uid: int) -> I
             yield warning("destination", f"the doctor knows no check of {other}; only the test export tries it")
 
 
+def is_path(resolved: Resolved) -> bool:
+    """Return True if the destination is a directory or a Unix socket, which no network leads to."""
+    match resolved.destination:
+        case Directory(path) | StreamDirectory(path) | DatadogAgent(path=path):
+            return bool(path)
+    return resolved.endpoint is not None and bool(resolved.endpoint.path)
+
+
 def _note_format(resolved: Resolved) -> Finding:
     seconds = resolved.config.export_interval_ns / 1e9
     return note("format", f"profiles in pprof's format, one for each {seconds:g} s")

@@ -26,7 +26,7 @@ from splunk_profiler.cli.process_checks import (
     endpoint_of,
     environment_of,
     find_exporter,
-    shares_network,
+    shares_namespace,
     user_of,
 )
 from splunk_profiler.config import Resolved, environment, from_env
@@ -75,7 +75,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         uid = os.geteuid() if pid is None else user_of(pid)
         sections |= _examine_settings(resolved, env or {}, uid, sends=not no_export)
         if not isinstance(resolved.destination, NoDestination):
-            _excuse_failed_tries(sections, pid, status)
+            _excuse_failed_tries(sections, resolved, pid, status)
     failures = _select(sections, Verdict.FAILURE)
     if as_json:
         of_records = None if status is None else status.to_dict()
@@ -129,13 +129,16 @@ def _examine_settings(resolved: Resolved, env: Mapping[str, str], uid: int, *, s
     return sections
 
 
-def _excuse_failed_tries(sections: dict[str, list[Finding]], pid: int | None, status: HostStatus | None) -> None:
+def _excuse_failed_tries(
+    sections: dict[str, list[Finding]], resolved: Resolved, pid: int | None, status: HostStatus | None
+) -> None:
     """Make warnings of failed tries where records arrive all the same, or the process tries from elsewhere."""
     remedy = ""
+    kind, noun = ("mnt", "mount") if destination_checks.is_path(resolved) else ("net", "network")
     if status is not None and delivery_checks.is_delivering(status):
         excuse = "yet the records of the process arrive, perhaps through a proxy"
-    elif pid is not None and not shares_network(pid):
-        excuse = "this was tried from here, and the process is in another network namespace"
+    elif pid is not None and not shares_namespace(pid, kind):
+        excuse = f"this was tried from here, and the process is in another {noun} namespace"
         remedy = "ask in that namespace, as in the container of the process"
     elif "Test" in sections and sections["Test"][-1].verdict is Verdict.GOOD:
         excuse = "yet the test export arrived, perhaps through a proxy"

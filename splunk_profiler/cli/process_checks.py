@@ -52,9 +52,9 @@ def user_of(pid: int) -> int:
     return _read_status(pid, r"Uid:\s*\d+\s*(\d+)")
 
 
-def shares_network(pid: int) -> bool:
-    """Return True if a process is in the network namespace of this one."""
-    return _read_link(_root_of(pid) / "ns" / "net") == _read_link(Path("/proc/self/ns/net"))
+def shares_namespace(pid: int, kind: str) -> bool:
+    """Return True if a process is in the namespace of this one; `kind` is its name in ``/proc/PID/ns``."""
+    return _read_link(_root_of(pid) / "ns" / kind) == _read_link(Path("/proc/self/ns") / kind)
 
 
 def endpoint_of(pid: int, endpoint: Endpoint | None) -> Endpoint | None:
@@ -125,7 +125,7 @@ def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[F
     if publishing_libraries:
         fact = f"libraries that they look for are loaded ({', '.join(publishing_libraries)}…)"
         yield good("host profilers", fact, f"to see what they would read: splunk-profiler inspect {pid}")
-    if exporter_pid is None and _find_exporters() and not (unix_peers() and shares_network(pid)):
+    if exporter_pid is None and _find_exporters() and not (unix_peers() and shares_namespace(pid, "net")):
         fact = "an exporter process runs here, and the kernel does not say whether it serves this process"
         yield note("exporter", fact, "ask as root in the network namespace of the process")
         return

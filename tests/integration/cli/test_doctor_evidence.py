@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from exporter_processes import find_exporters, wait_for_end
 ON = {"SPLUNK_PROFILER_ENABLED": "true"}
 _NAME = "collector.invalid"  # has an address in the proxy only
 _OTHER_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+_OTHER_FILES = ("unshare", "--user", "--map-root-user", "--mount")
 _AUTOMATIC = "import splunk_profiler; splunk_profiler.start()"
 _OVERWRITING = """
 import ctypes
@@ -173,6 +175,45 @@ def test_other_network_namespace_makes_failed_tries_warnings() -> None:
     assert (code, _findings(data, "failure")) == (0, {})
     for subject in ("connection", "test export"):
         assert "another network namespace" in _findings(data, "warning")[subject]
+
+
+@pytest.mark.parametrize(
+    ("setting", "subject"),
+    [
+        ({"SPLUNK_PROFILER_OUTPUT": "file:{}/profiles"}, "directory"),
+        ({"SPLUNK_PROFILER_OUTPUT": "stream:{}/streams"}, "directory"),
+        ({"SPLUNK_PROFILER_OUTPUT": "datadog:unix://{}/apm.socket"}, "connection"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "unix:{}/collector.sock"}, "connection"),
+    ],
+    ids=["profiles", "streams", "agent", "collector"],
+)
+def test_path_of_no_use_fails_in_another_network_namespace(
+    setting: dict[str, str], subject: str, tmp_path: Path
+) -> None:
+    skip_without_namespace("--net")
+    (tmp_path / "file").touch()
+    env = clean_environment({**ON, **{name: value.format(tmp_path / "file") for name, value in setting.items()}})
+    with _idle_process(env, *_OTHER_NETWORK) as pid:
+        code, data = _examine("--pid", pid, "--no-export")
+    assert (code, _findings(data, "failure").keys()) == (1, {subject})
+
+
+def test_path_of_no_use_is_a_warning_in_another_mount_namespace(tmp_path: Path) -> None:
+    skip_without_namespace("--mount")
+    (tmp_path / "file").touch()
+    env = clean_environment({**ON, "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}/file/profiles"})
+    with _idle_process(env, *_OTHER_FILES) as pid:
+        code, data = _examine("--pid", pid, "--no-export")
+    assert (code, _findings(data, "failure")) == (0, {})
+    assert "another mount namespace" in _findings(data, "warning")["directory"]
+
+
+def test_port_without_a_listener_fails_in_another_mount_namespace() -> None:
+    skip_without_namespace("--mount")
+    env = clean_environment({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": UNREACHABLE_URL})
+    with _idle_process(env, *_OTHER_FILES) as pid:
+        code, data = _examine("--pid", pid, "--no-export")
+    assert (code, _findings(data, "failure").keys()) == (1, {"connection"})
 
 
 def test_setting_that_is_wrong_fails_in_another_network_namespace() -> None:

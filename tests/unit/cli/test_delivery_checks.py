@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from splunk_profiler.cli.checks import Finding, Verdict
-from splunk_profiler.cli.delivery_checks import check_records
+from splunk_profiler.cli.delivery_checks import check_records, is_delivering
 from splunk_profiler.exporter_process.loop_blockers import LoopBlocker
 from splunk_profiler.exporter_process.status import HostStatus
 from splunk_profiler.model import RecordCounters
@@ -78,6 +78,15 @@ def test_failure_long_ago_with_nothing_to_send_since_is_no_failure() -> None:
     assert _facts(refused._replace(delivered_age_s=None, failed_age_s=60), "delivery")[0][0] is Verdict.FAILURE
     waiting = refused._replace(counters=RecordCounters(recorded=9, waiting=9), delivered_age_s=None)
     assert _facts(waiting, "delivery")[0][0] is Verdict.FAILURE
+
+
+def test_only_a_delivery_of_late_shows_that_records_arrive() -> None:
+    assert is_delivering(_WELL)
+    assert not is_delivering(_WELL._replace(delivered_age_s=3 * 3600))
+    assert not is_delivering(_WELL._replace(delivered_age_s=None))
+    failing = _WELL._replace(delivered_age_s=300, failed_age_s=15, failure="no collector")
+    assert not is_delivering(failing)
+    assert is_delivering(failing._replace(delivered_age_s=1))
 
 
 def test_the_worst_blockers_of_the_loop_are_listed() -> None:
