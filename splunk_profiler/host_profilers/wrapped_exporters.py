@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from splunk_profiler.system.guard import raise_if_interrupt
+from splunk_profiler.system.guard import is_interrupt
 from splunk_profiler.system.threads import threads_are_greenlets
 
 _EXPORTERS = ("span_exporter", "_span_exporter", "exporter", "_exporter")
@@ -105,5 +105,6 @@ def _is_processor(value: Any) -> bool:
     try:
         return callable(getattr(value, "on_end", None)) and callable(getattr(value, "on_start", None))
     except Exception as error:  # of the application's objects: a proxy of a request raises where there is none
-        raise_if_interrupt(error)
+        if is_interrupt(error):
+            raise
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
-from splunk_profiler.system.guard import logger, raise_if_interrupt
+from splunk_profiler.system.guard import is_interrupt, logger
 
 if TYPE_CHECKING:
     from splunk_profiler.config import Resolved
@@ -146,7 +146,8 @@ class Profiler:
             else:
                 publishing.start()
         except Exception as error:  # sampling does not depend on it
-            raise_if_interrupt(error)
+            if is_interrupt(error):
+                raise
             self._publishing = None
             logger.warning("nothing is published to host profilers: %s", error, exc_info=True)
 

@@ -21,14 +21,14 @@ _MAX_LOGGED_ONCE = 64
 _SIGNALS = range(1, _signal.NSIG)
 
 
-def raise_if_interrupt(error: BaseException) -> None:
-    """Raise `error` again if it is not ours: it is to end a thread or the process, or a signal handler has raised it.
+def is_interrupt(error: BaseException) -> bool:
+    """Return True if `error` is not ours, and must be raised again.
 
-    Time limits of jobs (Celery, RQ) are such an `Exception` of a handler. One that another thread sends
-    (`PyThreadState_SetAsyncExc`) leaves no trace of where it comes from, and counts as ours.
+    It is to end a thread or the process, or a signal handler has raised it: time limits of jobs (Celery, RQ) are such
+    an `Exception`. One that another thread sends (`PyThreadState_SetAsyncExc`) leaves no trace of where it comes from,
+    and counts as ours.
     """
-    if not isinstance(error, Exception) or _is_of_signal_handler(error):
-        raise error
+    return not isinstance(error, Exception) or _is_of_signal_handler(error)
 
 
 def _is_of_signal_handler(error: BaseException) -> bool:
@@ -63,7 +63,8 @@ def _printable(argument: object) -> object:
     try:
         text = str(argument)
     except Exception as error:  # of the application's object: logging handles it when it formats the line
-        raise_if_interrupt(error)
+        if is_interrupt(error):
+            raise
         return argument
     return argument if text.isprintable() else printable(text)
 
@@ -77,7 +78,8 @@ def make_record(*fields: Any, **more: Any) -> logging.LogRecord:
     try:
         return _make_record(*fields, **more)
     except Exception as error:
-        raise_if_interrupt(error)
+        if is_interrupt(error):
+            raise
         return logging.LogRecord(*fields[:8])  # up to the name of the function
 
 
@@ -132,17 +134,24 @@ class Guard:
         """Do nothing."""
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
-        """Note an error of ours; let others pass."""
-        if error is not None:
-            self.note(error)
-        return error is not None
+        """Count an error of ours; let others pass."""
+        if error is None or is_interrupt(error):
+            return False
+        self.count(error)
+        return True
 
     def note(self, error: BaseException) -> None:
         """Count and log an error that the caller has caught, because a block would cost too much there.
 
-        Raise it again if it is not ours (`raise_if_interrupt`).
+        Raise it again if it is not ours (`is_interrupt`).
         """
-        raise_if_interrupt(error)
+        if is_interrupt(error):
+            del error  # else its traceback, which has this frame from here on, and the error keep each other alive
+            raise  # noqa: PLE0704  # in the caller's `except`
+        self.count(error)
+
+    def count(self, error: BaseException) -> None:
+        """Count an error of ours; log the first of its type."""
         kind = type(error).__name__
         self.failures[kind] += 1
         if self.failures[kind] == 1:

@@ -197,7 +197,8 @@ def _to_text(value: object) -> str:
     try:
         return str.__str__(str(value))  # a subclass could override what is read of it
     except Exception as error:  # in the application's class: a label must not raise
-        from splunk_profiler.system.guard import raise_if_interrupt  # noqa: PLC0415  # loads `logging`
+        from splunk_profiler.system.guard import is_interrupt  # noqa: PLC0415  # loads `logging`
 
-        raise_if_interrupt(error)
+        if is_interrupt(error):
+            raise
         return f"<{type(value).__name__}>"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -31,7 +34,7 @@ def test_guarded_error_is_logged_where_the_record_factory_fails(caplog: pytest.L
     with Guard("a test").catching():
         raise ValueError("a\nb")
     (record,) = caplog.records
-    assert (record.name, record.levelname, record.funcName) == ("splunk_profiler", "WARNING", "note")
+    assert (record.name, record.levelname, record.funcName) == ("splunk_profiler", "WARNING", "count")
     assert record.getMessage().startswith("an error in a test was caught")
     assert "ValueError: a" in caplog.text
 
@@ -104,5 +107,39 @@ def test_what_ends_a_thread_or_the_process_passes(error: type[BaseException]) ->
     with pytest.raises(error), guard.catching():
         raise error
     with pytest.raises(error):
-        guard.note(error())
+        _interrupt_noted(guard, error)
     assert not guard.failures
+
+
+def _interrupt_block(guard: Guard, error: type[BaseException]) -> None:
+    with guard.catching():
+        raise error
+
+
+def _interrupt_noted(guard: Guard, error: type[BaseException]) -> None:
+    try:
+        raise error
+    except BaseException as raised:
+        guard.note(raised)
+
+
+class _Connection:
+    """What a job that is interrupted has in a variable."""
+
+
+@pytest.mark.parametrize("interrupt", [_interrupt_block, _interrupt_noted])
+def test_job_that_is_interrupted_is_freed_at_once(interrupt: Callable[[Guard, type[BaseException]], None]) -> None:
+    connections: list[weakref.ref[_Connection]] = []
+
+    def work() -> None:
+        connection = _Connection()
+        connections.append(weakref.ref(connection))
+        interrupt(Guard("a test"), KeyboardInterrupt)
+
+    gc.disable()
+    try:
+        with suppress(KeyboardInterrupt):
+            work()
+        assert connections[0]() is None
+    finally:
+        gc.enable()
