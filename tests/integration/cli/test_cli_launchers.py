@@ -16,7 +16,7 @@ _REPORT = "import threading; print(any(thread.name.startswith('splunk-profiler-'
 
 
 def test_on_windows_run_executes_the_command() -> None:
-    with Target("simulated_system.py", "win32", "splunk_profiler", "run", "--", "echo", "ran") as target:
+    with Target("simulated_system.py", "win32", "splunk_profiler", "run", "--", "/bin/echo", "ran") as target:
         assert target.finish() == 0, target.output
         assert target.output == "ran"
 
