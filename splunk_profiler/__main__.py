@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import click
@@ -38,6 +40,15 @@ TOOLS = {
 }
 
 
+@contextmanager
+def _exit_at_closed_output() -> Iterator[None]:
+    """Exit as a shell's commands do when the reader of our output has closed it (`| head`)."""
+    try:
+        yield
+    except BrokenPipeError:  # with which click would exit with 1
+        raise click.exceptions.Exit(141) from None
+
+
 class Verbs(click.Group):
     """The group of the verbs; imports the module of a verb when it is called."""
 
@@ -54,12 +65,15 @@ class Verbs(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options of the group, of which ``--help`` and ``--version`` write."""
+        with _exit_at_closed_output():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
-        """Call a verb; exit as a shell's commands do when the reader of our output has closed it (`| head`)."""
-        try:
+        """Call a verb."""
+        with _exit_at_closed_output():
             return super().invoke(ctx)
-        except BrokenPipeError:  # with which click would exit with 1
-            ctx.exit(141)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs with their descriptions, without importing them."""

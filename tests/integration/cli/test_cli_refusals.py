@@ -89,11 +89,15 @@ def test_full_disk_below_the_output_is_one_line(saved: Path, words: tuple[str, .
     assert (code, errors) == (1, "splunk-profiler: error: [Errno 28] No space left on device\n")
 
 
-@pytest.mark.parametrize("words", [("report",), ("report", "--json"), ("report", "--help")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("report",), ("report", "--json"), ("report", "--help"), ("--help",), ("--version",)],
+    ids=" ".join,
+)
 def test_output_that_nobody_reads_ends_as_in_a_shell(saved: Path, words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        assert _run(*words, *[saved] * (words[-1] != "--help"), output=writer) == (141, "")
+        assert _run(*words, *[saved] * (words[0] == "report"), output=writer) == (141, "")
     finally:
         os.close(writer)
