@@ -1,7 +1,7 @@
 """Facts of ELF files about the symbols of host profilers. The only user of pyelftools.
 
-A process can map a file of any content and size, so the work for one is bounded. pyelftools parses its headers, of
-which there may be so many. Tables are read as bytes, of which a `ReadBudget` has so many for all files together.
+A process can map files of any content and size. pyelftools parses the first header of one; its other headers and its
+tables are read as bytes, of which a `ReadBudget` has so many for all files together.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
-from elftools.common.utils import struct_parse
 from elftools.elf.elffile import ELFFile
 
 from splunk_profiler.inspector.architecture import ARCHITECTURES
 from splunk_profiler.inspector.errors import MalformedError
 
 _MAX_HEADERS = 1 << 12  # linkers make some tens
+_STATIC_SYMBOLS, _RELOCATIONS, _DYNAMIC_SYMBOLS = 2, 4, 11  # types of sections: SHT_SYMTAB, SHT_RELA, SHT_DYNSYM
+_LOADED, _THREAD_LOCAL = 1, 7  # types of segments: PT_LOAD, PT_TLS
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
 _RELOCATION = struct.Struct("<QIIq")  # address, kind, symbol, addend
-_Read = Callable[[Mapping[str, int]], bytes]
+_Read = Callable[[int, int], bytes]
 _TLS_KINDS = frozenset(kind for one in ARCHITECTURES for kind in (one.tlsdesc_relocation, *one.other_dialects))
 
 
@@ -65,26 +68,53 @@ class Image:
 
 
 class ReadBudget:
-    """The number of bytes that may still be read of tables."""
+    """The number of bytes that may still be read of headers and tables; each of these counts as a page at least."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def read(self, file: BinaryIO, section: Mapping[str, int]) -> bytes:
-        """Return the content of a section.
+    def read(self, file: BinaryIO, offset: int, size: int) -> bytes:
+        """Return that part of a file.
 
         Raises:
             MalformedError: it is larger than what is left, or ends after the file.
         """
-        size = section["sh_size"]
         if size > self._size:
             raise MalformedError(f"a table of {size} bytes is more than is read of the files of a process")
-        self._size -= size
-        file.seek(section["sh_offset"])
+        self._size -= max(size, mmap.PAGESIZE)
+        file.seek(offset)
         content = file.read(size)
         if len(content) < size:
             raise MalformedError("a section ends after the file")
         return content
+
+
+class _Section(NamedTuple):
+    """The header of a section."""
+
+    name: int
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+    entry_size: int
+
+
+class _Segment(NamedTuple):
+    """The header of a segment."""
+
+    type: int
+    flags: int
+    offset: int
+    address: int
+    physical_address: int
+    size_in_file: int
+    size: int
+    alignment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,59 +160,63 @@ def _read_image(file: BinaryIO, names: Collection[str], budget: ReadBudget) -> I
     elf: Any = ELFFile(file)
     if elf.elfclass != 64 or not elf.little_endian:
         raise MalformedError("it is not a 64-bit file of the architectures of the interfaces")
-    sections, segments = _headers(elf, "sh", elf.structs.Elf_Shdr), _headers(elf, "ph", elf.structs.Elf_Phdr)
     read = partial(budget.read, file)
+    sections = [*map(_Section._make, _SECTION.iter_unpack(_read_headers(read, elf, "sh", _SECTION.size)))]
+    segments = [*map(_Segment._make, _SEGMENT.iter_unpack(_read_headers(read, elf, "ph", _SEGMENT.size)))]
     wanted = tuple(name.encode() + b"\0" for name in names)
     tables = {
-        number: _read_symbols(read, section, sections[section["sh_link"]], wanted)
+        number: _read_symbols(read, section, sections[section.link], wanted)
         for number, section in enumerate(sections)
-        if section["sh_type"] in ("SHT_DYNSYM", "SHT_SYMTAB")
+        if section.type in (_DYNAMIC_SYMBOLS, _STATIC_SYMBOLS)
     }
-    defined: dict[str, dict[str, Symbol]] = {"SHT_DYNSYM": {}, "SHT_SYMTAB": {}}
+    defined: dict[int, dict[str, Symbol]] = {_DYNAMIC_SYMBOLS: {}, _STATIC_SYMBOLS: {}}
     for number, table in tables.items():
-        defined[sections[number]["sh_type"]].update(table.defined())
-    tls_segment = next((one for one in segments if one["p_type"] == "PT_TLS"), {"p_memsz": 0, "p_align": 1})
+        defined[sections[number].type].update(table.defined())
+    tls_sizes = [(segment.size, segment.alignment) for segment in segments if segment.type == _THREAD_LOCAL]
+    tls_size, tls_alignment = tls_sizes[0] if tls_sizes else (0, 1)
     load_segments: dict[int, int] = {}
     for segment in segments:
-        if segment["p_type"] == "PT_LOAD":
-            load_segments.setdefault(_page_of(segment["p_offset"]), _page_of(segment["p_vaddr"]))
+        if segment.type == _LOADED:
+            load_segments.setdefault(_page_of(segment.offset), _page_of(segment.address))
     return Image(
         has_sections=bool(sections),
         segments=load_segments,
-        exported=defined["SHT_DYNSYM"],
-        internal=frozenset(defined["SHT_SYMTAB"].keys() - defined["SHT_DYNSYM"].keys()),
+        exported=defined[_DYNAMIC_SYMBOLS],
+        internal=frozenset(defined[_STATIC_SYMBOLS].keys() - defined[_DYNAMIC_SYMBOLS].keys()),
         relocations=_read_relocations(read, sections, tables, names),
-        tls_size=tls_segment["p_memsz"],
-        tls_alignment=tls_segment["p_align"],
+        tls_size=tls_size,
+        tls_alignment=tls_alignment,
     )
 
 
-def _headers(elf: Any, kind: str, layout: Any) -> list[Any]:
-    """Return the headers of sections (``sh``) or segments (``ph``).
+def _read_headers(read: _Read, elf: Any, kind: str, size: int) -> bytes:
+    """Return the headers of sections (``sh``) or segments (``ph``), of `size` bytes each.
 
-    The objects that pyelftools makes of sections and segments would read them whole.
+    pyelftools takes many times as long for one, and reads sections and segments whole.
     """
-    start, size, count = elf[f"e_{kind}off"], elf[f"e_{kind}entsize"], elf[f"e_{kind}num"]
-    if count > _MAX_HEADERS:
-        raise MalformedError(f"it states {count} sections or segments")
-    return [struct_parse(layout, elf.stream, start + number * size) for number in range(count if start else 0)]
+    start, count = elf[f"e_{kind}off"], elf[f"e_{kind}num"]
+    if not start or not count:
+        return b""
+    if count > _MAX_HEADERS or elf[f"e_{kind}entsize"] != size:
+        raise MalformedError(f"it states {count} sections or segments of {elf[f'e_{kind}entsize']} bytes")
+    return read(start, count * size)
 
 
-def _read_symbols(read: _Read, section: Any, strings: Any, wanted: tuple[bytes, ...]) -> _SymbolTable:
-    content = read(strings)
+def _read_symbols(read: _Read, section: _Section, strings: _Section, wanted: tuple[bytes, ...]) -> _SymbolTable:
+    content = read(strings.offset, strings.size)
     is_wanted = any(name in content for name in wanted)  # quick, and enough for most files
-    return _SymbolTable(read(section) if is_wanted else b"", content, wanted)
+    return _SymbolTable(read(section.offset, section.size) if is_wanted else b"", content, wanted)
 
 
 def _read_relocations(
-    read: _Read, sections: Iterable[Any], tables: Mapping[int, _SymbolTable], names: Iterable[str]
+    read: _Read, sections: Iterable[_Section], tables: Mapping[int, _SymbolTable], names: Iterable[str]
 ) -> dict[str, dict[int, int]]:
     found: dict[str, dict[int, int]] = {name: {} for name in names}
     for section in sections:
-        table = tables.get(section["sh_link"])
-        if section["sh_type"] != "SHT_RELA" or table is None or not table.symbols:
+        table = tables.get(section.link)
+        if section.type != _RELOCATIONS or table is None or not table.symbols:
             continue
-        for address, kind, symbol, _ in _RELOCATION.iter_unpack(read(section)):
+        for address, kind, symbol, _ in _RELOCATION.iter_unpack(read(section.offset, section.size)):
             if kind in _TLS_KINDS and (name := table.name_of(symbol)):
                 found[name][kind] = address
     return found

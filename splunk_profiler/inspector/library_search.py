@@ -40,7 +40,7 @@ _MAX_READ_BYTES = 1 << 27  # of the files of a process, in one search; the large
 
 
 class LibrarySearch:
-    """A search for libraries that publish `interfaces` below ``/proc/TID``, with a cache of parsed files.
+    """A search for libraries that publish `interfaces` below ``/proc/TID``, with a cache of parsed and malformed files.
 
     Attributes:
         libraries: what the last `run` found, at most one for each interface.
@@ -57,7 +57,7 @@ class LibrarySearch:
         self.libraries: dict[Interface, PublishingLibrary] = {}
         self.problems: list[Problem] = []
         self._is_dtv_layout_known = True
-        self._images: dict[tuple[int, int, int, int], elf.Image] = {}
+        self._images: dict[tuple[int, int, int, int], elf.Image | str] = {}  # or why it is malformed
         self._last_images = self._images
         self._budget = elf.ReadBudget(_MAX_READ_BYTES)
 
@@ -179,9 +179,17 @@ class LibrarySearch:
         if not stat.S_ISREG(file_stat.st_mode):
             return None
         key = (file_stat.st_dev, file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size)
-        known = self._images.get(key) or self._last_images.get(key)
-        self._images[key] = known or elf.read_image(file, _ALL_SYMBOLS, self._budget)
-        return self._images[key]
+        found = self._images.get(key) or self._last_images.get(key) or self._parse(file)
+        self._images[key] = found
+        if isinstance(found, str):
+            raise MalformedError(found)
+        return found
+
+    def _parse(self, file: BinaryIO) -> elf.Image | str:
+        try:
+            return elf.read_image(file, _ALL_SYMBOLS, self._budget)
+        except MalformedError as error:
+            return str(error)
 
     def _open_file(self, mapping: Mapping) -> BinaryIO:
         path = Path(f"{self._proc_path}/root{mapping.path}")

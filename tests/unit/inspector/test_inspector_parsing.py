@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspected_process import MACHINE, TargetBuilder
+from sparse_elf import DYNAMIC_SYMBOLS, NAMES, STRING_TABLE, Section, write_elf
 
 from splunk_profiler.inspector.architecture import ARCHITECTURES, Architecture, architecture_of
 from splunk_profiler.inspector.elf import Image, ReadBudget, read_image
@@ -153,6 +154,15 @@ def test_a_symbol_that_another_file_defines_is_not_the_files(workshop: TargetBui
 def test_a_file_of_another_architecture_is_refused(ident: bytes) -> None:
     with pytest.raises(MalformedError, match="64-bit"):
         parse(ident + bytes(100))
+
+
+@pytest.mark.parametrize(("kind", "files"), [(STRING_TABLE, 20), (DYNAMIC_SYMBOLS, 1)])
+def test_headers_and_small_tables_count_as_read(tmp_path: Path, kind: int, files: int) -> None:
+    write_elf(tmp_path / "many.so", *[NAMES, *[Section(kind, 0, 0)] * 1000])
+    with (tmp_path / "many.so").open("rb") as file:
+        budget = ReadBudget(1 << 20)
+        with pytest.raises(MalformedError, match="is more than is read"):
+            _ = [read_image(file, SYMBOL_NAMES, budget) for _ in range(files)]
 
 
 @given(st.binary(max_size=300), st.integers(0, 400))
