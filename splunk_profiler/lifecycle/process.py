@@ -24,7 +24,7 @@ from splunk_profiler.config import Config, Resolved, from_config, from_env
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
-from splunk_profiler.system.guard import Guard, OnceLog, logger, plain_line
+from splunk_profiler.system.guard import Guard, OnceLog, is_interrupt, logger, plain_line
 from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.system.threads import (
     WakeEvent,
@@ -93,7 +93,9 @@ def handle_between_forks(record: logging.LogRecord) -> None:
                 _standard_error.write(plain_line(record))
             else:
                 _call_handlers(record)
-        except Exception:
+        except Exception as error:
+            if is_interrupt(error):
+                raise
             with suppress(Exception):
                 logging.NullHandler().handleError(record)
 

@@ -1,7 +1,7 @@
 """Real operating-system threads, also in a process whose `threading` gevent or eventlet has replaced.
 
 There, `threading.Thread` makes a greenlet in the application's thread, which our waiting would block. Owns the one way
-in which this package starts threads and waits for them. Imports nothing of ours.
+in which this package starts threads and waits for them. Imports nothing of ours but the guard.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from splunk_profiler.system.guard import is_interrupt
 
 NAME_PREFIX = "splunk-profiler-"
 _ASLEEP, _ON_DISK = "S", "D"  # the kernel's states of a thread that waits
@@ -361,7 +363,9 @@ def is_patch_possible() -> bool:
 def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except Exception:  # of an import hook, or of a module without a specification
+    except Exception as error:  # of an import hook, or of a module without a specification
+        if is_interrupt(error):
+            raise
         return name in sys.modules
 
 

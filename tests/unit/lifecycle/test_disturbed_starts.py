@@ -143,6 +143,32 @@ splunk_profiler.stop(0)
     assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in said
 
 
+def test_line_that_a_signal_handler_interrupts_passes_on_its_error() -> None:
+    code = """
+import logging, signal
+from splunk_profiler.lifecycle import process
+from splunk_profiler.system.guard import logger
+
+class TimeLimit(Exception):
+    pass
+
+class Interrupted(logging.Handler):
+    def emit(self, record):
+        signal.raise_signal(signal.SIGALRM)
+
+def end_job(*_):
+    raise TimeLimit
+
+signal.signal(signal.SIGALRM, end_job)
+logging.getLogger().addHandler(Interrupted())
+try:
+    logger.warning("a line")
+except TimeLimit:
+    print("it arrives")
+"""
+    assert run_code(code) == "it arrives\n"
+
+
 def test_closed_standard_error_stops_nothing_that_is_logged_to_it() -> None:
     code = """
 import logging, sys

@@ -9,7 +9,7 @@ import threading
 from itertools import count
 
 import pytest
-from interrupted_lines import is_interrupted
+from interrupted_lines import is_interrupted, is_interrupted_by_signal
 
 from splunk_profiler.system import threads
 from splunk_profiler.system.threads import GilOffer, OwnedLock, WakeEvent, Worker
@@ -212,6 +212,11 @@ def test_nothing_can_be_patched_where_an_import_hook_raises(monkeypatch: pytest.
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [FrozenImports()])
     assert not threads.is_patch_possible()
+
+
+def test_search_for_gevent_passes_on_what_a_signal_handler_raises() -> None:
+    line = next(n for n in count(1) if not is_interrupted_by_signal(threads.is_patch_possible, threads, n))
+    assert line > 1
 
 
 @pytest.mark.parametrize(("offer_s", "offers"), [(0.0005, 100), (0.04, 3)])
