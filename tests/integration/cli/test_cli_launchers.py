@@ -15,8 +15,12 @@ _INSTALLED = Path(opentelemetry.trace.__file__).parents[2]
 _REPORT = "import threading; print(any(thread.name.startswith('splunk-profiler-') for thread in threading.enumerate()))"
 
 
-def test_on_windows_run_executes_the_command() -> None:
-    with Target("simulated_system.py", "win32", "splunk_profiler", "run", "--", "/bin/echo", "ran") as target:
+def test_on_windows_run_executes_the_command(tmp_path: Path) -> None:
+    program = tmp_path / "program.exe"
+    program.write_text("#!/bin/sh\necho ran\n", "utf-8")
+    program.chmod(0o755)
+    words = ["splunk_profiler", "run", "--", str(program)]
+    with Target("simulated_system.py", "win32", *words, env={"PATHEXT": ".exe"}) as target:
         assert target.finish() == 0, target.output
         assert target.output == "ran"
 
