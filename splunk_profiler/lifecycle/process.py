@@ -242,7 +242,8 @@ class ProcessProfiler:
             has_lost_threads=self._has_lost_threads,
         )
         self._unfinished = profiler
-        _standard_error.note()
+        if not is_forked_child:  # its parent has noted it; another file may have the number since
+            _standard_error.note()
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logger.isEnabledFor(level)  # takes a lock the first time; under gevent no thread of ours may have it
         try:

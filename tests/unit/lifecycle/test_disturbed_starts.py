@@ -286,6 +286,13 @@ _AFTER_THE_START = """
 os.close(2)
 assert os.memfd_create("data") == 2
 """
+_BEFORE_A_FORK = f"""
+import splunk_profiler
+assert splunk_profiler.start()
+{_AFTER_THE_START}
+if child := os.fork():
+    os._exit(os.waitpid(child, 0)[1] != 0)
+"""
 _LOGGED_ELSEWHERE = """
 import os, sys
 {before}
@@ -302,14 +309,14 @@ sys.stdout.buffer.write(os.pread(2, 99999, 0))
 
 
 @_greenlets
-@pytest.mark.parametrize(("before", "after"), [(_BEFORE_THE_START, ""), ("", _AFTER_THE_START)])
+@pytest.mark.parametrize(("before", "after"), [(_BEFORE_THE_START, ""), ("", _AFTER_THE_START), ("", _BEFORE_A_FORK)])
 def test_file_with_the_number_of_a_closed_stderr_gets_no_lines(
     before: str, after: str, library: str, patch: str
 ) -> None:
     if find_spec(library) is None:
         pytest.skip(f"{library} is not there for this interpreter")
     code = _LOGGED_ELSEWHERE.format(before=before, after=after, patch=patch)
-    assert run_code(code, PYTHONWARNINGS="ignore") == ""
+    assert run_code(code, PYTHONWARNINGS="ignore", SPLUNK_PROFILER_ENABLED="true") == ""
 
 
 @_greenlets
