@@ -25,6 +25,7 @@ _INITIAL_BACKOFF_NS = 500_000_000
 # A record must flow within 15 s of the collector's return: this, plus what an export may take (10 s).
 _MAX_BACKOFF_NS = 4_000_000_000
 _MAX_TOO_LARGE = 32  # in a row; halving down to the one record or stack that is too large takes 12
+_MAX_INTERRUPTIONS = 16  # in a row that are no failures; a receiver that answers soon takes a batch in between
 _EXIT_GRACE_S = 0.3
 _FAILURE_PAUSE_S = 1.0
 
@@ -78,6 +79,7 @@ class BatchExporter(Generic[Record]):
         self._batch_limit = self._limits.batch_records  # lower while the receiver finds batches too large
         self._failures = 0
         self._too_large_count = 0  # batches in a row
+        self._interruption_count = 0  # exports in a row
         self._guard = Guard("the exporting thread")
         self._delivery_log = DeliveryLog(monotonic_ns)
 
@@ -93,7 +95,7 @@ class BatchExporter(Generic[Record]):
 
         self._stuck_batch: Batch[Record] | None = None  # in flight when a fork gave up waiting
         self._exporting = OwnedLock()  # held during an export, and by a forking thread
-        self._is_interrupted = False  # the export in flight, by a fork: that is no failure of the receiver
+        self._is_interrupted = False  # the export in flight, by a fork: that is seldom a failure of the receiver
         self._wake = wake or WakeEvent()
         self._ended = WakeEvent()
 
@@ -275,7 +277,9 @@ class BatchExporter(Generic[Record]):
                 self._memory.add(requeued)
                 self._add_counts(recorded=len(requeued) - count)
                 self._drop_oldest()
-        if self._is_interrupted and result.export_status is ExportStatus.RETRY:
+        is_interrupted = self._is_interrupted and result.export_status is ExportStatus.RETRY
+        self._interruption_count = self._interruption_count + 1 if is_interrupted else 0
+        if 0 < self._interruption_count <= _MAX_INTERRUPTIONS:
             return
         self._failures = 0 if export_status is ExportStatus.DELIVERED else self._failures + 1
         if result.export_status is not ExportStatus.TOO_LARGE or export_status is ExportStatus.REJECTED:

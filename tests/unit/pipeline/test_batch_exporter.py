@@ -206,6 +206,17 @@ def test_exports_that_forks_interrupt_are_no_failures_of_the_receiver(caplog: py
     assert "are not delivered: nobody there" in line
 
 
+def test_exports_that_are_always_interrupted_count_as_failures(caplog: pytest.LogCaptureFixture) -> None:
+    sink, clock = ForkingSink(16 + 4, DELIVERED), Clock()
+    batch_exporter = sink.batch_exporter = make(sink, clock, batch_records=1)
+    batch_exporter.record(samples(1, 1))
+    run_until_idle(batch_exporter, clock)
+    assert clock.waits[:-1] == [0.5] * 16 + [0.5, 1.0, 2.0, 4.0]
+    assert batch_exporter.last_results().failure == "interrupted"
+    (line,) = caplog.messages
+    assert "are not delivered: interrupted" in line
+
+
 @pytest.mark.parametrize(("wish_ns", "pause_s"), [(2 * SECOND_NS, 2.0), (600 * SECOND_NS, 4.0)])
 def test_the_receivers_wish_for_a_pause_is_granted_within_the_longest_one(wish_ns: int, pause_s: float) -> None:
     sink, clock = ScriptedSink(ExportResult(ExportStatus.RETRY, "busy", retry_after_ns=wish_ns)), Clock()
