@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,6 +69,7 @@ _UPPERCASE_TOO = "_proxy"
 # these the exporter inherits all but what changes the interpreter, and the resource of one host.
 _PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER" for kind in ("", "LOGS_"))
 # How the endpoint is reached and what is trusted. An exporter has each of these once, for all of its hosts.
+# They are those of the start, as the settings are: the application may remove or load variables before a launch.
 _CONNECTION_VARIABLES = (
     *("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy", "no_grpc_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", *_PROVIDERS),
@@ -207,10 +208,12 @@ class Launcher:
     Attributes:
         interpreter: known before the call, since beside busy threads each step of a search waits for the GIL.
         factory: ``module:function`` that makes a `Session` for the process id of a host.
+        variables: the connection variables, by default those of now.
     """
 
     interpreter: Interpreter
     factory: str = DEFAULT_FACTORY
+    variables: Mapping[str, str] = field(default_factory=lambda: connection_variables(environment()))
 
     def __call__(self, listener: OwnedSocket, token: str) -> None:
         """Start the exporter, which proves to hosts that it knows the token.
@@ -239,6 +242,7 @@ class Launcher:
 
     def environment(self, env: Mapping[str, str], token: str) -> dict[str, str]:
         """Return the exporter's environment, from the host's."""
+        env = {name: value for name, value in env.items() if not _is_of_connection(name)} | dict(self.variables)
         has_provider = any(env.get(name, "").strip() for name in _PROVIDERS)  # any variable may be a path then
         paths = [path for name in _PATHS for path in (env.get(name) or "/").split(":")]
         settings = {
@@ -266,9 +270,13 @@ def _is_own_home(home: str) -> bool:
         return False
 
 
-def connection_variables(env: Mapping[str, str]) -> list[str]:
-    """Return, as ``NAME=value``, the variables that hosts of one exporter have in common."""
-    return sorted(f"{name}={value}" for name, value in env.items() if _known_name(name) in _CONNECTION_VARIABLES)
+def connection_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that hosts of one exporter have in common."""
+    return {name: value for name, value in env.items() if _is_of_connection(name)}
+
+
+def _is_of_connection(name: str) -> bool:
+    return _known_name(name) in _CONNECTION_VARIABLES
 
 
 def _known_name(name: str) -> str:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from splunk_profiler.config import environment
 from splunk_profiler.config.tree import inherited_secret, propagate_secret
-from splunk_profiler.exporter_process.launch import connection_variables
 from splunk_profiler.exporter_process.transport import digest
 from splunk_profiler.version import __version__
 
 
-def tree_token() -> str:
-    """Return the token of this process's tree, for this installation of the package.
+def tree_token(variables: Mapping[str, str]) -> str:
+    """Return the token of this process's tree, for this installation of the package and these connection variables.
 
     Forked workers have the same one, also if their master never starts the profiler. Executed programs have it if they
     inherit it (`config.tree`). Another installation has its own exporter: it may have other code, or lack what exports.
@@ -28,7 +27,7 @@ def tree_token() -> str:
         secret = _secret_of_execution()
         propagate_secret(secret)
     installation = (str(Path(__file__).parents[1]), __version__, str(sys.implementation.cache_tag))
-    return digest(secret, *installation, *connection_variables(environment()))
+    return digest(secret, *installation, *sorted(f"{name}={value}" for name, value in variables.items()))
 
 
 def _secret_of_execution() -> str:

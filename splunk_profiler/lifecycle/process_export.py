@@ -42,7 +42,8 @@ class ProcessExport(StreamOutput):
         """Return the output of the first process of a tree."""
         from splunk_profiler.exporter_process.connection import ExporterConnection  # noqa: PLC0415  # needs the walker
 
-        return cls(ExporterConnection(Launcher(interpreter), tree_token()))
+        launcher = Launcher(interpreter)
+        return cls(ExporterConnection(launcher, tree_token(launcher.variables)))
 
     def successor(self) -> ProcessExport:
         """Return the output of a forked child."""

@@ -12,10 +12,22 @@ from pathlib import Path
 import pytest
 
 from splunk_profiler.exporter_process.__main__ import VARIABLE, PostponedModule
-from splunk_profiler.exporter_process.launch import ALLOCATION, Launcher, LaunchError, find_interpreter
+from splunk_profiler.exporter_process.launch import (
+    ALLOCATION,
+    Launcher,
+    LaunchError,
+    connection_variables,
+    find_interpreter,
+)
 
 LAUNCHER = Launcher(find_interpreter())
+_PROVIDER = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_{}CREDENTIAL_PROVIDER"
 NAME = f"python{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
+
+
+def _environment(env: dict[str, str]) -> dict[str, str]:
+    """Return the environment of an exporter that is started with the host's."""
+    return Launcher(find_interpreter(), variables=connection_variables(env)).environment(env, "token")
 
 
 def _make_program(folder: Path, name: str) -> Path:
@@ -118,7 +130,7 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
         **dict.fromkeys(("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_JAEGER_PASSWORD"), "1"),
         **dict.fromkeys(("SPLUNK_ACCESS_TOKEN", "path", "dd_tags", "LANGUAGE", "MY_PROXY_PASSWORD", "my_proxy"), "1"),
     }
-    made = LAUNCHER.environment({**needed, **other}, "token")
+    made = _environment({**needed, **other})
     assert made.keys() - {VARIABLE, *ALLOCATION} == needed.keys()
 
 
@@ -133,21 +145,29 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
     ],
 )
 def test_directory_is_left_if_no_variable_has_a_relative_path(name: str, value: str, leaves: bool) -> None:
-    made = LAUNCHER.environment({name: value}, "token")
+    made = _environment({name: value})
     assert made[name] == value
     assert json.loads(made[VARIABLE])["leaves_directory"] is leaves
 
 
 @pytest.mark.parametrize("kind", ["", "LOGS_"])
 def test_environment_for_a_credential_provider_is_the_hosts(kind: str) -> None:
-    name = f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER"
+    name = _PROVIDER.format(kind)
     needed = {name: "cloud", "AWS_SECRET_ACCESS_KEY": "1", "GOOGLE_APPLICATION_CREDENTIALS": "1"}
     interpreter = ("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP")
     other = dict.fromkeys((*interpreter, "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"), "1")
-    made = LAUNCHER.environment({**needed, **other}, "token")
+    made = _environment({**needed, **other})
     assert made.keys() - {VARIABLE, *ALLOCATION} == needed.keys()
     assert json.loads(made[VARIABLE])["leaves_directory"] is False
-    assert LAUNCHER.environment({**needed, name: " "}, "token").keys() == {VARIABLE, *ALLOCATION}
+    assert _environment({**needed, name: " "}).keys() == {VARIABLE, *ALLOCATION}
+
+
+def test_connection_variables_are_those_of_the_start() -> None:
+    provider = _PROVIDER.format("")
+    launcher = Launcher(find_interpreter(), variables={"https_proxy": "first", provider: "cloud"})
+    made = launcher.environment({"HTTPS_PROXY": "late", "all_proxy": "late", "AWS_SECRET_ACCESS_KEY": "1"}, "token")
+    assert made.keys() - {VARIABLE, *ALLOCATION} == {"https_proxy", provider, "AWS_SECRET_ACCESS_KEY"}
+    assert made["https_proxy"] == "first"
 
 
 def test_environment_carries_the_path_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("splunk_profiler._walker")
 from splunk_profiler.config.tree import TREE
 from splunk_profiler.exporter_process import tree
+from splunk_profiler.exporter_process.launch import connection_variables
 from splunk_profiler.exporter_process.tree import tree_token
 from splunk_profiler.version import __version__
 
@@ -35,26 +36,26 @@ def _run(code: str, **env: str) -> list[str]:
 
 def test_token_of_a_forked_child_is_its_parents() -> None:
     # The parent has none yet: a gunicorn master need not start the profiler.
-    child, parent = _run("_ = os.fork() and os.wait()\nprint(tree_token())")
+    child, parent = _run("_ = os.fork() and os.wait()\nprint(tree_token({}))")
     assert child == parent
 
 
 def test_token_of_another_execution_is_another_one() -> None:
-    assert len({tree_token(), *_run("print(tree_token())"), *_run("print(tree_token())")}) == 3
+    assert len({tree_token({}), *_run("print(tree_token({}))"), *_run("print(tree_token({}))")}) == 3
 
 
 def test_token_is_that_of_an_inherited_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TREE, "secret \udcff")
-    token = tree_token()
-    assert _run("print(tree_token())") == [token]
+    token = tree_token({})
+    assert _run("print(tree_token({}))") == [token]
     assert "secret" not in token
 
 
 def test_token_of_another_installation_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TREE, "secret")
-    token = tree_token()
+    token = tree_token({})
     monkeypatch.setattr(tree, "__version__", __version__ + ".1")
-    assert tree_token() != token
+    assert tree_token({}) != token
 
 
 @pytest.mark.parametrize(
@@ -74,17 +75,15 @@ def test_processes_with_other_ways_to_a_collector_have_other_tokens(
     name: str, has_own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TREE, "secret")
-    monkeypatch.setenv(name, "one")
-    token = tree_token()
-    monkeypatch.setenv(name, "other")
-    assert (tree_token() != token) is has_own
+    tokens = {tree_token(connection_variables({name: value, "PATH": value})) for value in ("one", "other")}
+    assert len(tokens) == 1 + has_own
 
 
 def test_process_with_one_thread_hands_its_secret_on() -> None:
-    token, inherited = _run("print(tree_token(), os.environ[TREE])")
-    assert _run("print(tree_token())", **{TREE: inherited}) == [token]
+    token, inherited = _run("print(tree_token({}), os.environ[TREE])")
+    assert _run("print(tree_token({}))", **{TREE: inherited}) == [token]
 
 
 def test_process_with_two_threads_leaves_its_environment_alone() -> None:
     second = "lock = _thread.allocate_lock()\nlock.acquire()\n_thread.start_new_thread(lock.acquire, ())\n"
-    assert _run(second + "tree_token()\nprint(TREE in os.environ)") == ["False"]
+    assert _run(second + "tree_token({})\nprint(TREE in os.environ)") == ["False"]
