@@ -119,7 +119,7 @@ def summarize(workload: str, case: Case, seen: list[Seen]) -> Iterator[Result]:
 
 def measure(quick: bool, peers: bool = False) -> Iterator[Result]:
     """Measure all cases, each in processes of its own."""
-    processes, turns, seconds = (1, 2, 0.004) if quick else (PROCESSES, TURNS, SECONDS)
+    processes, turns, seconds = (1, 2, 0.0004) if quick else (PROCESSES, TURNS, SECONDS)
     cases = [Case(name) for name in CASES] + (list(install_peers()) if peers else [])
     for workload in WORKLOADS:
         rounds = [[run_case(workload, case, turns, seconds) for case in cases] for _ in range(processes)]
