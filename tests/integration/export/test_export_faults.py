@@ -114,7 +114,7 @@ def test_collector_that_refuses_credentials_gets_the_records_once_content(code: 
         assert len(receiver.records(3)) == 3
 
 
-def test_collector_without_room_gets_the_records_after_its_retry_delay() -> None:
+def test_collector_without_room_that_asks_for_a_retry_gets_the_records() -> None:
     with (
         Receiver(mode="refuse RESOURCE_EXHAUSTED 0.05") as receiver,
         ExportingProcess(SPLUNK_PROFILER_LOGS_ENDPOINT=receiver.url) as exporter,
