@@ -61,6 +61,7 @@ class CodeClassifier:
             _builtin_origins() if parent is None else parent._origins_by_path.copy()
         )
         self._origin_cache: dict[str | tuple[str, str], CodeOrigin] = {}
+        self._entries_by_top: dict[str, list[str]] = {}  # by name of a module or package; cleared with the origins
         self._real_directories: dict[str, str] = {}
         self._reading: tuple[str, Steps] | None = None
 
@@ -96,7 +97,7 @@ class CodeClassifier:
         found = self._origin_cache.get(key)
         if found is None:
             if len(self._origin_cache) >= _MAX_CACHED:
-                self._origin_cache.clear()
+                self._clear_cache()
             found = self._origin_cache[key] = self._find(file, namespace)
         return found
 
@@ -118,7 +119,11 @@ class CodeClassifier:
                 self._origins_by_path[place] = origin
         self._entries_read.add(entry)
         self._reading = None
+        self._clear_cache()
+
+    def _clear_cache(self) -> None:
         self._origin_cache.clear()
+        self._entries_by_top.clear()
 
     def _find(self, file: str, namespace: str) -> CodeOrigin:
         if file.startswith("/"):
@@ -152,14 +157,31 @@ class CodeClassifier:
 
     def _installed_origin(self, namespace: str) -> CodeOrigin | None:
         """Return the origin of what is installed as the module that is, or has the class, `namespace`."""
+        entries = self._entries_with(namespace.partition(".")[0])
         while namespace:
             place = namespace.replace(".", "/")
-            for entry in self._list_entries():
+            for entry in entries:
                 path = f"{entry.rstrip('/')}/{place}"
                 if found := self._origins_by_path.get(path) or self._origins_by_path.get(f"{path}.py"):
                     return found
             namespace = namespace.rpartition(".")[0]
         return None
+
+    def _entries_with(self, top: str) -> list[str]:
+        """Return the entries in which Python finds `top`, up to the application's module or regular package, if any.
+
+        Behind that, `top` is another one: a stray `utils` or `tests` of a distribution.
+        """
+        if top not in self._entries_by_top:
+            entries = self._list_entries()
+            for number, entry in enumerate(entries, 1):
+                is_of_application = (self._origin_of_path(entry) or APPLICATION).kind is OriginKind.APPLICATION
+                places = (f"{entry}/{top}.py", f"{entry}/{top}/__init__.py")
+                if is_of_application and any(map(os.path.exists, places)):
+                    entries = entries[:number]
+                    break
+            self._entries_by_top[top] = entries
+        return self._entries_by_top[top]
 
     def _origin_of_path(self, file: str) -> CodeOrigin | None:
         place = file

@@ -18,12 +18,17 @@ def entries(tmp_path: Path) -> list[str]:
     files = {
         "app/shop/models.py": "",
         "app/single.py": "",
+        "app/utils/__init__.py": "",
+        "app/config.py": "",
+        "app/ns/own.py": "",
         "site-packages/orm-2.0.dist-info/RECORD": "orm/base.py,,\norm_single.py,,\n",
         "site-packages/orm/base.py": "",
         "site-packages/one-1.0.dist-info/RECORD": "ns/one/base.py,,\nns/both/first.py,,\n",
         "site-packages/two-1.5.dist-info/RECORD": "ns/two/base.py,,\nns/both/second.py,,\n",
         "site-packages/ns/one/base.py": "",
         "site-packages/stray.py": "",
+        "site-packages/untidy-1.0.dist-info/RECORD": "untidy.py,,\nutils/__init__.py,,\nconfig.py,,\n",
+        "site-packages/utils/__init__.py": "",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -41,6 +46,8 @@ def library(name: str, version: str) -> CodeOrigin:
         ("shop.models.__create_fn__.<locals>", APPLICATION),
         ("shop.models.Item", APPLICATION),
         ("single.Item", APPLICATION),
+        ("utils.models.Item", APPLICATION),  # an installed package has this name, too
+        ("config.Item", APPLICATION),
         ("orm.base.Model", library("orm", "2.0")),
         ("orm_single", library("orm", "2.0")),
         ("ns.one.base.Model", library("one", "1.0")),
@@ -57,6 +64,12 @@ def test_generated_code_has_the_origin_of_its_module_on_the_path(
     classifier = CodeClassifier(lambda: entries, monotonic=lambda: 0.0)
     assert classifier.read()
     assert classifier.classify("<string>", namespace) == origin
+
+
+def test_installed_package_before_the_application_wins(entries: list[str]) -> None:
+    classifier = CodeClassifier(lambda: reversed(entries))
+    assert classifier.read()
+    assert classifier.classify("<string>", "utils.models.Item") == library("untidy", "1.0")
 
 
 def test_modules_of_the_exporting_process_are_not_looked_at(
