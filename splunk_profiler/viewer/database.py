@@ -125,7 +125,11 @@ def open_for_writing(path: Path, *, sync: bool = False) -> sqlite3.Connection:
     """
     with explained(path):
         connection = _connect(path)
-        connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+        try:
+            connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -34,6 +35,15 @@ def contents(path: Path, query: str) -> list[bytes]:
 def add_request(connection: sqlite3.Connection, path: Path, size: int) -> None:
     with explained(path), transaction(connection):
         connection.execute("INSERT INTO requests VALUES (NULL, 1, 0, ?)", (bytes(size),))
+
+
+def test_a_store_that_cannot_be_opened_for_writing_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(bytes(5_000))
+    with pytest.raises(SourceError, match="not a database") as caught:
+        open_for_writing(path)
+    assert caught.value.__context__  # holds the frames of the call
+    assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
 
 
 def test_a_transaction_on_a_full_disk_says_why_and_leaves_nothing(tmp_path: Path) -> None:
