@@ -14,6 +14,7 @@ UNKNOWN_SPAN = "(span not received)"  # in place of its name
 MINUTE_NS = 60_000_000_000
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
+NEVER_NS = (1 << 63) - 1
 
 
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")

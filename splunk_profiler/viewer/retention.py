@@ -8,11 +8,11 @@ import sqlite3
 import numpy as np
 
 from splunk_profiler.viewer.database import transaction
+from splunk_profiler.viewer.model import NEVER_NS
 from splunk_profiler.viewer.parts import unpack
 from splunk_profiler.viewer.stored_spans import delete_spans, measure_spans
 
 _SPANS_AT_ONCE = 20_000  # are deleted: requests wait meanwhile
-_NEVER_NS = (1 << 63) - 1
 
 
 def delete_old(connection: sqlite3.Connection, samples_ns: int, spans_ns: int) -> None:
@@ -41,13 +41,13 @@ def delete_beyond(connection: sqlite3.Connection, max_bytes: int) -> None:
             _delete_spans(connection, since_ns or 0)
             _clean(connection)
         elif spans:
-            _delete_spans(connection, _NEVER_NS, -(-spans // 10))
+            _delete_spans(connection, NEVER_NS, -(-spans // 10))
             _give_back(connection)
         else:
             return
 
 
-def _delete_spans(connection: sqlite3.Connection, before_ns: int, most: int = _NEVER_NS) -> None:
+def _delete_spans(connection: sqlite3.Connection, before_ns: int, most: int = NEVER_NS) -> None:
     """Delete the oldest spans, at most so many that ended before that time."""
     for first in range(0, most, _SPANS_AT_ONCE):
         with transaction(connection):

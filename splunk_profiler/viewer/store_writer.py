@@ -32,7 +32,16 @@ from splunk_profiler.viewer.database import (
     read_units,
     transaction,
 )
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, UNKNOWN_SPAN, Facets, SpanKey, name_value
+from splunk_profiler.viewer.model import (
+    DAY_NS,
+    HOUR_NS,
+    MINUTE_NS,
+    NEVER_NS,
+    UNKNOWN_SPAN,
+    Facets,
+    SpanKey,
+    name_value,
+)
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import Recording
@@ -47,7 +56,6 @@ _MAX_BATCH_BYTES = 64 << 20
 _MAX_PARTS = 30  # of an hour, before they are joined
 AHEAD_NS = DAY_NS  # clocks differ
 _LATE_NS = 10 * MINUTE_NS  # after its end an hour is taken for complete
-_NEVER_NS = (1 << 63) - 1
 _Part = tuple[int, int, bool, str, int, bytes]
 
 
@@ -96,7 +104,7 @@ class StoreWriter:
                 "INSERT INTO requests (received_ns, is_traces, line) VALUES (?, ?, ?)", (received_ns, is_traces, line)
             )
 
-    def add(self, recording: Recording, unread: int = 0, *, until_ns: int = _NEVER_NS) -> int:
+    def add(self, recording: Recording, unread: int = 0, *, until_ns: int = NEVER_NS) -> int:
         """Add the samples and spans of a recording.
 
         Args:

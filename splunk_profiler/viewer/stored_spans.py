@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 
 from splunk_profiler.viewer.columns import is_span_key
-from splunk_profiler.viewer.model import TRACE, Selection, Span, SpanKey
+from splunk_profiler.viewer.model import NEVER_NS, TRACE, Selection, Span, SpanKey
 from splunk_profiler.viewer.source import check_request_filters, count_requests, first_spans
 
 _INDEX = "CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, version, name, trace)"
-# The end of the newest span that was deleted; older formats do not say it, but keep those of samples that are whole.
+# The end of the newest span that was deleted. Older formats do not say it: then it is the end of what is summed, though
+# spans of whole samples may be deleted too, where the store has reached its size.
 _FIND_DELETED = "SELECT coalesce(max(until_ns), 0) AS until_ns FROM parts WHERE is_summed"
 _ADD_DELETED = f"CREATE TABLE deleted_spans AS {_FIND_DELETED};\n"
 SCHEMA = f"""
@@ -115,7 +116,7 @@ def count_stored_requests(
     if not columns:
         stored = {trace: read_spans(connection, trace) for trace in _traces(connection)}
         return count_requests({**stored, **together}, selection)
-    until_ns = (1 << 63) - 1 if selection.until_ns is None else selection.until_ns
+    until_ns = NEVER_NS if selection.until_ns is None else selection.until_ns
     conditions = ["start_ns >= ?", "start_ns < ?"]
     parameters: list[int | str] = [selection.since_ns or 0, until_ns]
     for name, values in selection.filters.items():
