@@ -18,7 +18,7 @@ from collections.abc import Callable
 from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.model import Record, Sink
 from splunk_profiler.system import import_locks
-from splunk_profiler.system.guard import logger
+from splunk_profiler.system.guard import is_interrupt, logger
 from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.system.threads import (
     ThreadProgress,
@@ -69,14 +69,16 @@ class LazySink(DeferredSink[Record]):
     def load(self) -> None:
         """Import the modules of the sink on the calling thread, unless it or another one imports, or gevent may come.
 
-        Never raises: what fails is tried again, and reported, by the exporting thread.
+        Raises nothing of its own: what fails is tried again, and reported, by the exporting thread.
         """
         if self._load is None or import_locks.is_importing() or is_patch_possible():
             return
         self._opener = ThreadProgress()
         try:
             self._run_between_forks(self._load_in_short_turns)
-        except Exception:
+        except Exception as error:
+            if is_interrupt(error):
+                raise
             logger.debug("the exporter cannot be loaded at the start", exc_info=True)
         finally:
             self._opener = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,19 @@ def test_modules_that_fail_at_the_start_are_reported_by_the_export(slow_module: 
 
 
 @pytest.mark.usefixtures("no_gevent")
+@pytest.mark.usefixtures("no_gevent")
+def test_what_a_signal_handler_raises_at_the_start_is_the_applications() -> None:
+    def time_is_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, time_is_up)
+    try:
+        with pytest.raises(TimeoutError):
+            LazySink(Taking, load=partial(signal.raise_signal, signal.SIGALRM)).load()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_nothing_is_loaded_at_the_start_while_a_thread_imports(slow_module: Gate) -> None:
     loaded: list[bool] = []
     importing = threading.Thread(target=__import__, args=("slow_to_import",))
