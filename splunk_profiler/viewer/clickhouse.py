@@ -31,13 +31,12 @@ from splunk_profiler.viewer.clickhouse_tables import (
     one_of,
 )
 from splunk_profiler.viewer.columns import is_span_key
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, TRACE, Selection, Span
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, NEVER_NS, TRACE, Selection, Span
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import HOST_STACKS, VERSION, RecordReader
 from splunk_profiler.viewer.source import Source, check_request_filters
 
-NEVER_NS = (1 << 63) - 1
 _STEPS = 120  # of the whole time, in each of which samples are counted
 _MIN_STEP_NS = 10**9
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a table, without quotes
