@@ -130,7 +130,7 @@ cycle = tuple.__new__(Cyclic, (cleared, late))
 cleared.__module__ = cycle
 del cleared, cycle
 gc.collect()
-if cleared is None or sys.version_info < (3, 11):  # 3.10 cannot call it
+if cleared is None or sys.version_info < (3, 11) or hasattr(sys, "gettotalrefcount"):  # 3.10 and debug builds cannot
     ticker.capture()
 else:
     cleared(ticker.capture)
