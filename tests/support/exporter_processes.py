@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from target_process import let_exporter_run
+from target_process import Target, let_exporter_run
 
 from splunk_profiler.exporter_process.connection import ExporterConnection
 from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
@@ -60,6 +60,15 @@ def wait_for_end(pid: int, timeout_s: float = _TIMEOUT_S) -> None:
         assert ended, f"process {pid} still runs after {timeout_s} s: {_read(pid, 'cmdline').decode()!r}"
     finally:
         os.close(descriptor)
+
+
+def end_with_exporters(target: Target) -> None:
+    """End a program that runs until its standard input ends, which must end well, and wait for its exporters."""
+    exporters = find_exporters(target.pid)
+    target.close_stdin()
+    assert target.finish() == 0, target.output
+    for exporter in exporters:
+        wait_for_end(exporter)
 
 
 def send(connection: ExporterConnection, data: bytes) -> None:

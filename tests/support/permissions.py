@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+NOBODY = 65534
+
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
@@ -26,3 +28,15 @@ def umask_cleared() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Give up root's rights for the block."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(before)

@@ -1,35 +1,22 @@
-"""What the system refuses ends a command with one line, and a reader that has gone with the shell's own status."""
+"""Commands end with one line at an error of the system, and as a shell's do where nobody reads their output."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from command_line import COMMAND, DEADLINE_S, ROOT, clean_environment, splunk_profiler
+from permissions import unprivileged
 from saved_samples import sample_line
 
 from splunk_profiler.cli.view import open_files
 from splunk_profiler.viewer.otlp_files import SourceError, find_files
 
-_NOBODY = 65534
 _LONG_NAME, _LONG_HOST = "a" * 300, "\N{LATIN SMALL LETTER A WITH DIAERESIS}" * 70
-
-
-@contextmanager
-def _as_nobody() -> Iterator[None]:
-    """Give up root's permissions for the block."""
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(_NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
 
 
 @pytest.fixture
@@ -76,7 +63,7 @@ def test_directory_that_may_not_be_used_is_an_error(mode: int, place: str, look:
         (directory / "logs.jsonl").write_text(sample_line(), "utf-8")
         directory.chmod(mode)
         try:
-            with _as_nobody(), pytest.raises(SourceError, match=name):
+            with unprivileged(), pytest.raises(SourceError, match=name):
                 look(directory / place)
         finally:
             directory.chmod(0o700)

@@ -18,7 +18,7 @@ from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import find_exporters, wait_for_end
+from exporter_processes import end_with_exporters
 
 ON = {"SPLUNK_PROFILER_ENABLED": "true"}
 _NAME = "collector.invalid"  # has an address in the proxy only
@@ -57,11 +57,7 @@ def _service(program: str, *arguments: str, env: dict[str, str]) -> Iterator[Tar
     with Target(sys.executable, "-c", program, *arguments, env=env) as target:
         target.line("ready")
         yield target
-        exporters = find_exporters(target.pid)
-        target.close_stdin()
-        assert target.finish() == 0, target.output
-    for exporter in exporters:
-        wait_for_end(exporter)
+        end_with_exporters(target)
 
 
 @contextmanager

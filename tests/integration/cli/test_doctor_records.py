@@ -15,7 +15,7 @@ from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import find_exporters, wait_for_end
+from exporter_processes import end_with_exporters
 from pid_namespace import NAMESPACE, children, process_1, skip_without_namespace
 
 _PASSWORD = "correct-horse"  # noqa: S105
@@ -29,11 +29,7 @@ def _service(receiver_url: str, **settings: str) -> Iterator[Target]:
     env = profiling_settings(receiver_url, 10, SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64", **settings)
     with Target("blocking_loop.py", "GET /invoice", "invoice", env=env) as target:
         yield target
-        exporters = find_exporters(target.pid)
-        target.close_stdin()
-        assert target.finish() == 0, target.output
-    for exporter in exporters:
-        wait_for_end(exporter)
+        end_with_exporters(target)
 
 
 def _examine(pid: int) -> tuple[int, dict[str, Any], str]:

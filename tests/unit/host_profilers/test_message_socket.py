@@ -13,12 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from permissions import NOBODY, unprivileged
 from target_process import environment
 
 from splunk_profiler.host_profilers.message_socket import MessageSocket, MessageSocketError
 
 MAX_BYTES = 89
-_NOBODY = 65534
 
 
 @pytest.fixture
@@ -36,18 +36,6 @@ def inbox(directory: Path) -> Iterator[MessageSocket]:
         yield made
     finally:
         made.close()
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """Drop root's rights inside the block."""
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(_NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
 
 
 @contextmanager
@@ -264,7 +252,7 @@ def test_only_sockets_of_ended_processes_are_removed(directory: Path) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
             gone.bind(str(path))
     if os.geteuid() == 0:
-        os.chown(strangers, _NOBODY, _NOBODY)
+        os.chown(strangers, NOBODY, NOBODY)
     else:
         strangers.unlink()
     file.touch()

@@ -69,11 +69,6 @@ def parse(content: bytes) -> Image:
     return read_image(io.BytesIO(content), SYMBOL_NAMES, ReadBudget(1 << 20))
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> TargetBuilder:
-    return TargetBuilder(tmp_path_factory.mktemp("workshop"))
-
-
 def test_maps_give_files_with_their_paths_as_the_process_sees_them() -> None:
     found = parse_maps(MAPS)
     assert [(one.path, one.executable, one.deleted) for one in found if one.path.startswith("/")] == [

@@ -124,7 +124,7 @@ def _interrupt_noted(guard: Guard, error: type[BaseException]) -> None:
 
 
 class _Connection:
-    """What a job that is interrupted has in a variable."""
+    """An object in a variable of a job that is interrupted."""
 
 
 @pytest.mark.parametrize("interrupt", [_interrupt_block, _interrupt_noted])
