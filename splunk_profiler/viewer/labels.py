@@ -10,8 +10,6 @@ import numpy as np
 from splunk_profiler.user_labels.sample_labels import RESERVED_NAMES, RESERVED_PREFIXES
 from splunk_profiler.viewer.stacks import Numbers
 
-_OURS = RESERVED_NAMES | {"heap.age"}
-
 
 class Labels:
     """The names of the labels that facets have."""
@@ -45,4 +43,4 @@ class Labels:
 
 def _is_ours(name: str) -> bool:
     """Return True for a label that the profiler gives: those of the service's own have other names."""
-    return name in _OURS or name.startswith(RESERVED_PREFIXES)
+    return name in RESERVED_NAMES or name.startswith(RESERVED_PREFIXES)

@@ -1,4 +1,4 @@
-"""What a store keeps: the oldest samples and spans go, and all that only they refer to."""
+"""The deletion of the oldest samples and spans of a store, and of all that only they refer to."""
 
 from __future__ import annotations
 
