@@ -79,8 +79,8 @@ static bool ensure_capacity(frame_cache *cache)
 static PyObject *find_frame(const frame_cache *cache, const cached_frame *key)
 {
     const cached_frame *slot = cache->size == 0 ? NULL : find_slot(cache, key);
-    return slot == NULL || slot->frame == NULL || compat_is_weakref_dead(slot->code_ref) ? NULL
-                                                                                         : Py_NewRef(slot->frame);
+    bool is_cached = slot != NULL && slot->frame != NULL && !compat_is_weakref_dead(slot->code_ref);
+    return is_cached ? Py_NewRef(slot->frame) : NULL;
 }
 
 /* Cache a frame. Without memory the frame is only not cached. */
