@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from splunk_profiler.cli.checks import Finding, Verdict, failure, good, note, warning
-from splunk_profiler.config import DEFAULT_ENDPOINT, Resolved
+from splunk_profiler.config import Resolved
+from splunk_profiler.config.otlp_transport import DEFAULT_ENDPOINT
 from splunk_profiler.config.parsers import Collector, DatadogAgent, Directory, Endpoint, NoDestination, StreamDirectory
 
 _CONNECT_TIMEOUT_S = 5.0

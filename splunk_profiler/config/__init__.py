@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from splunk_profiler.config.otlp_transport import Transport, parse_transport
+from splunk_profiler.config.otlp_transport import DEFAULT_ENDPOINT, GENERAL_ENDPOINT, Transport, parse_transport
 from splunk_profiler.config.parsers import (
     Collector,
     ConfigError,
@@ -32,8 +32,6 @@ from splunk_profiler.config.parsers import (
 )
 from splunk_profiler.config.settings import SETTINGS, Setting, select_variables
 
-DEFAULT_ENDPOINT = "https://localhost:4317"
-_GENERAL_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _FIELD_TYPES: Mapping[str, type] = {"bool": bool, "float": float, "int": int, "str": str}
 
 
@@ -342,8 +340,7 @@ def _resolve(
             config, env, origins, _read_boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings), destination_errors
         )
     if endpoint is not None:
-        is_other_host = _sends_to_other_host(endpoint, env)
-        transport, transport_warnings = parse_transport(env, config.logs_headers or "", is_other_host=is_other_host)
+        transport, transport_warnings = parse_transport(env, endpoint, config.logs_headers or "")
         warnings += transport_warnings if config.samples else ()
     resource_attributes = parse_attributes(env.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     if name := env.get("OTEL_SERVICE_NAME", "").strip():
@@ -370,25 +367,16 @@ def _resolve_endpoint(
     destination_errors: list[str],
 ) -> Endpoint | None:
     """Return the first endpoint that is set; add to `destination_errors` if it is not usable."""
-    general = env.get(_GENERAL_ENDPOINT, "").strip()
+    general = env.get(GENERAL_ENDPOINT, "").strip()
     if config.logs_endpoint:
         name, text = origins.get("logs_endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT"), config.logs_endpoint
     else:
-        name, text = (_GENERAL_ENDPOINT, general) if general else ("default", DEFAULT_ENDPOINT)
+        name, text = (GENERAL_ENDPOINT, general) if general else ("default", DEFAULT_ENDPOINT)
     try:
         return parse_endpoint(text, insecure=insecure, setting=name)
     except ConfigError as error:
         destination_errors.append(_unusable_destination(name, text, error))
         return None
-
-
-def _sends_to_other_host(endpoint: Endpoint, env: Mapping[str, str]) -> bool:
-    """Return True if `endpoint` is not on the host of the general one."""
-    try:
-        general = parse_endpoint(env.get(_GENERAL_ENDPOINT, "").strip() or DEFAULT_ENDPOINT)
-    except ConfigError:
-        return True
-    return endpoint.normalized_host != general.normalized_host
 
 
 def _read_boolean(env: Mapping[str, str], name: str, warnings: list[str]) -> bool | None:

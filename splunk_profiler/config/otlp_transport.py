@@ -2,23 +2,27 @@
 
 OpenTelemetry's exporters raise on a wrong value, even on one that an argument overrides, and never
 name it. Here it becomes one warning. A variable for logs (``OTEL_EXPORTER_OTLP_LOGS_TIMEOUT``)
-takes precedence over the general one, as in the exporters. General headers and credentials may hold
-a token, so they go to no other host. Pure: reads only the given mapping and opens no file.
+takes precedence over the general one, as in the exporters. Headers and credentials may hold a
+token, so they go to no other host. Pure: reads only the given mapping and opens no file.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from splunk_profiler.config.parsers import quote_redacted
+from splunk_profiler.config.parsers import ConfigError, Endpoint, parse_endpoint, quote_redacted
 
 _T = TypeVar("_T")
 _GENERAL_PREFIX = "OTEL_EXPORTER_OTLP_"
+GENERAL_ENDPOINT = f"{_GENERAL_PREFIX}ENDPOINT"
+DEFAULT_ENDPOINT = "https://localhost:4317"
+_LOGS_ENDPOINT = f"{_GENERAL_PREFIX}LOGS_ENDPOINT"
 _CREDENTIAL_PROVIDER_SETTING = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_{}CREDENTIAL_PROVIDER"
+_GENERAL_PROVIDER, _LOGS_PROVIDER = (_CREDENTIAL_PROVIDER_SETTING.format(signal) for signal in ("", "LOGS_"))
 LOGS_HEADERS_SETTING = "SPLUNK_PROFILER_LOGS_HEADERS"
 _HEADER_NAME_PATTERN = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _HEADER_VALUE_PATTERN = re.compile(r"[ -~]*")
@@ -70,47 +74,55 @@ class ParsedTransport(NamedTuple):
     warnings: list[str]
 
 
-def parse_transport(env: Mapping[str, str], headers: str = "", *, is_other_host: bool = False) -> ParsedTransport:
-    """Parse the transport in `env`.
-
-    `headers` replace all others. `is_other_host` withholds general headers and credentials, because
-    records go to another host than that of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
-    """
+def parse_transport(env: Mapping[str, str], endpoint: Endpoint, headers: str = "") -> ParsedTransport:
+    """Parse the transport in `env` for exports to `endpoint`; `headers` replace all others."""
     warnings: list[str] = []
+    withheld = _find_withheld(env, endpoint)
+    usable = {name: value for name, value in env.items() if name not in withheld}
+    variable, text = (LOGS_HEADERS_SETTING, headers) if headers else _find_variable(usable, "HEADERS")
     transport = Transport(
-        headers=_parse_headers(*_select_headers(env, headers, warnings, is_other_host=is_other_host), warnings),
-        timeout_s=_parse_or_default(env, "TIMEOUT", _parse_timeout, 10.0, warnings),
-        gzip=_parse_or_default(env, "COMPRESSION", _parse_compression, False, warnings),
-        certificates=_read_certificates(env, "LOGS_"),
+        headers=_parse_headers(variable, text, warnings),
+        timeout_s=_parse_or_default(usable, "TIMEOUT", _parse_timeout, 10.0, warnings),
+        gzip=_parse_or_default(usable, "COMPRESSION", _parse_compression, False, warnings),
+        certificates=_read_certificates(usable, "LOGS_"),
         trace_certificates=_read_certificates(env, "TRACES_"),
-        credential_provider=_read_credential_provider(env, "LOGS_"),
+        credential_provider=_read_credential_provider(usable, "LOGS_"),
         trace_credential_provider=_read_credential_provider(env, "TRACES_"),
     )
-    general, own = (_CREDENTIAL_PROVIDER_SETTING.format(signal) for signal in ("", "LOGS_"))
-    if is_other_host and transport.credential_provider and not env.get(own, "").strip():
-        transport = replace(transport, credential_provider="")
-        warnings.append(_withheld_warning(general, own))
+    if not text:
+        names = (f"{_GENERAL_PREFIX}LOGS_HEADERS", f"{_GENERAL_PREFIX}HEADERS")
+        warnings += _explain_withheld(withheld, dict.fromkeys(names, LOGS_HEADERS_SETTING))
+    if not transport.credential_provider:
+        others = {_LOGS_PROVIDER: _GENERAL_PROVIDER, _GENERAL_PROVIDER: _LOGS_PROVIDER}
+        warnings += _explain_withheld(withheld, others)
     return ParsedTransport(transport, warnings)
 
 
-def _select_headers(
-    env: Mapping[str, str], headers: str, warnings: list[str], *, is_other_host: bool
-) -> tuple[str, str]:
-    """Return the variable of the headers and its text."""
-    if headers:
-        return LOGS_HEADERS_SETTING, headers
-    variable, text = _find_variable(env, "HEADERS")
-    if is_other_host and variable == f"{_GENERAL_PREFIX}HEADERS":
-        warnings.append(_withheld_warning(variable, LOGS_HEADERS_SETTING))
-        return "", ""
-    return variable, text
+def _find_withheld(env: Mapping[str, str], endpoint: Endpoint) -> dict[str, str]:
+    """Return the variables that are set for another host than that of `endpoint`, and the variable of that host."""
+    withheld: dict[str, str] = {}
+    if not _is_on_host(endpoint, env.get(GENERAL_ENDPOINT, "").strip() or DEFAULT_ENDPOINT):
+        withheld |= dict.fromkeys((f"{_GENERAL_PREFIX}HEADERS", _GENERAL_PROVIDER), GENERAL_ENDPOINT)
+    logs = env.get(_LOGS_ENDPOINT, "").strip()
+    if logs and not _is_on_host(endpoint, logs):  # the application's logs go there, with all that is set for them
+        withheld |= dict.fromkeys((name for name in env if "_LOGS_" in name), _LOGS_ENDPOINT)
+    return {name: place for name, place in withheld.items() if env.get(name, "").strip()}
 
 
-def _withheld_warning(variable: str, own: str) -> str:
-    return (
-        f"{variable} is for the host of OTEL_EXPORTER_OTLP_ENDPOINT and is not used: profiles go to another one;"
-        f" set {own} for that"
-    )
+def _is_on_host(endpoint: Endpoint, url: str) -> bool:
+    try:
+        return endpoint.normalized_host == parse_endpoint(url).normalized_host
+    except ConfigError:
+        return False
+
+
+def _explain_withheld(withheld: Mapping[str, str], remedies: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for the first variable of `remedies` that is withheld; its value is the one to set instead."""
+    for variable, own in remedies.items():
+        if variable in withheld:
+            fact = f"{variable} is for the host of {withheld[variable]} and is not used"
+            yield f"{fact}: profiles go to another one; set {own} for that"
+            return
 
 
 def _find_variable(env: Mapping[str, str], name: str) -> tuple[str, str]:

@@ -219,6 +219,29 @@ def test_general_headers_go_to_the_general_host_only(places: dict[str, str], sen
         assert (resolved.transport.headers, resolved.warnings) == ((("x-own", "1"),), ())
 
 
+def test_settings_for_logs_of_another_host_do_not_count() -> None:
+    prefix, provider = "OTEL_EXPORTER_OTLP_", "OTEL_PYTHON_EXPORTER_OTLP_GRPC_LOGS_CREDENTIAL_PROVIDER"
+    logs = {"HEADERS": "x-token=sesame", "CERTIFICATE": "/vendor", "COMPRESSION": "gzip"}
+    env = {"SPLUNK_PROFILER_ENABLED": "true", GENERAL: "https://a", f"{prefix}CERTIFICATE": "/ca", provider: "vendor"}
+    env.update({f"{prefix}LOGS_{name}": value for name, value in logs.items()})
+    for place in ("https://a:4318/v1/logs", "", "A:1"):
+        taken = from_env({**env, f"{prefix}LOGS_ENDPOINT": place}).transport
+        assert (taken.headers, taken.gzip, taken.credential_provider) == ((("x-token", "sesame"),), True, "vendor")
+        assert taken.certificates.files[0] == "/vendor"
+    for place in ("https://logs.vendor.example", "not understood"):
+        elsewhere = {**env, f"{prefix}LOGS_ENDPOINT": place}
+        resolved = from_env(elsewhere)
+        withheld = resolved.transport
+        assert (withheld.headers, withheld.gzip, withheld.credential_provider) == ((), False, "")
+        assert withheld.certificates.files[0] == "/ca"
+        lines = (f"{prefix}LOGS_HEADERS is for the host of {prefix}LOGS_ENDPOINT", f"{provider} is for the host of")
+        assert len(resolved.warnings) == 2
+        assert all(part in line for part, line in zip(lines, resolved.warnings, strict=True))
+        assert "sesame" not in "".join(resolved.warnings)
+        resolved = from_env({**elsewhere, f"{prefix}HEADERS": "x-a=general", provider: ""})
+        assert (resolved.transport.headers, resolved.warnings) == ((("x-a", "general"),), ())
+
+
 def test_a_general_maker_of_credentials_serves_the_general_host_only() -> None:
     general, own = (f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{signal}CREDENTIAL_PROVIDER" for signal in ("", "LOGS_"))
     env = {"SPLUNK_PROFILER_ENABLED": "true", GENERAL: "https://a", OURS: "https://b", general: "vendor"}
