@@ -28,20 +28,29 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class ActiveLabels:
-    """All labels in force at one point of the program; `outer` is in force again after the `block`.
+    """All labels in force at one point of the program; `outer` is in force again after the block that added `added`.
 
     `sample_form` is the form that samples carry, set by the first sample.
     """
 
-    __slots__ = ("_encoded_by", "_published_form", "block", "outer", "pairs", "sample_form")
+    __slots__ = ("_encoded_by", "_published_form", "added", "outer", "pairs", "sample_form")
 
-    def __init__(self, pairs: dict[str, str], outer: ActiveLabels | None = None, block: labels | None = None) -> None:
+    def __init__(self, pairs: dict[str, str], added: dict[str, str], outer: ActiveLabels | None = None) -> None:
         self.pairs = pairs
+        self.added: dict[str, str] | None = added  # by whose identity its block knows it; None once that has ended
         self.outer = outer
-        self.block = block
         self._encoded_by: LabelEncoder | None = None
         self._published_form: Any = None
         self.sample_form: tuple[tuple[str, str], ...] | None = None
+
+    def end(self) -> None:
+        """Skip what has ended: contexts copied inside the block keep this set, and a job that reschedules itself all.
+
+        The rest stays: where the block ended in a copied context, blocks around it have yet to end in the original.
+        """
+        self.added = None
+        while self.outer is not None and self.outer.added is None:
+            self.outer = self.outer.outer
 
     def encode_for_publishing(self, encoder: LabelEncoder, warn: Warn) -> Any:
         """Return the published form, made once by `encoder`; `warn` gets (kind, sentence) of what is lost."""
@@ -108,7 +117,8 @@ class labels:  # noqa: N801  # used like a function
     inherited as `contextvars` are: by asyncio tasks, `asyncio.to_thread` and
     `contextvars.copy_context`. One object may be used many times, also at the same time. It also
     decorates functions, including async ones. It does not decorate generators, whose body
-    alternates with code of their callers; use the block inside them.
+    alternates with code of their callers; use the block inside them. If an async generator is left
+    early and not closed (`contextlib.aclosing`), its labels stay until the block around it ends.
 
     Samples carry 10 labels, with names of up to 64 characters and values of up to 128. Host
     profilers show 7, with names of up to 25 bytes and values of up to 53. Excess is cut off, with
@@ -123,20 +133,24 @@ class labels:  # noqa: N801  # used like a function
     def __enter__(self) -> None:
         outer = CURRENT_LABELS.get()
         if outer is not None:
-            entered = ActiveLabels({**outer.pairs, **self._pairs}, outer, self)
+            entered = ActiveLabels({**outer.pairs, **self._pairs}, self._pairs, outer)
         else:
-            entered = self._standalone_set = self._standalone_set or ActiveLabels(self._pairs)
+            entered = self._standalone_set = self._standalone_set or ActiveLabels(self._pairs, self._pairs)
         CURRENT_LABELS.set(entered)
         LABEL_PUBLISHER.publish(entered)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        current = CURRENT_LABELS.get()
-        outer = None if current is None else current.outer
+        ended = CURRENT_LABELS.get()
+        while ended is not None and ended.added is not self._pairs:  # of a generator that was left inside the block
+            ended = ended.outer
+        if ended is None:  # the block began in another context
+            return
+        outer = ended.outer
         CURRENT_LABELS.set(outer)
-        if current is not None and current.block is self:
-            current.outer = None  # contexts copied inside the block keep `current`: a job that reschedules itself
+        if outer is not None:  # else the set is in force wherever this object is in use without an outer block
+            ended.end()
         LABEL_PUBLISHER.publish(outer)
 
     def __call__(self, function: Decorated) -> Decorated:

@@ -8,7 +8,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from splunk_profiler.user_labels.labels import (
     MAX_VALUE_BYTES,
     PUBLISHED_LABELS,
     RESERVED_NAMES,
+    ActiveLabels,
     LabelPublisher,
     encode,
 )
@@ -32,6 +33,10 @@ from splunk_profiler.user_labels.labels import (
 def in_force() -> dict[str, str]:
     current = CURRENT_LABELS.get()
     return {} if current is None else current.pairs
+
+
+def kept_sets(current: ActiveLabels | None) -> int:
+    return 0 if current is None else 1 + kept_sets(current.outer)
 
 
 def test_inner_labels_are_added_and_override_and_the_outer_ones_come_back() -> None:
@@ -88,12 +93,59 @@ def test_job_that_reschedules_itself_keeps_nothing_of_its_earlier_turns() -> Non
         poll()
     for _ in range(100):
         copied.run(poll)
-    kept, last = 0, copied[CURRENT_LABELS]
+    last = copied[CURRENT_LABELS]
     assert last is not None
     assert last.pairs == {"service": "shop", "job": "poll"}
-    while last is not None:
-        kept, last = kept + 1, last.outer
-    assert kept <= 2
+    assert kept_sets(last) <= 2
+
+
+def test_generator_that_is_replaced_in_a_block_takes_no_labels_away() -> None:
+    def read() -> Iterator[int]:
+        with labels(step="read"):
+            yield 1
+            yield 2
+
+    rows = read()
+    for number in range(3):
+        with labels(message=number):
+            rows = read()  # ends the one before
+            assert in_force() == {"message": str(number)}
+            next(rows)
+            assert in_force() == {"message": str(number), "step": "read"}
+        assert in_force() == {}
+    rows.close()  # type: ignore[attr-defined]
+    assert in_force() == {}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_labels_end_where_the_loop_ends_an_asynchronous_generator(waits: bool) -> None:
+    closed = asyncio.Queue[None]()
+
+    async def produce() -> AsyncIterator[int]:
+        try:
+            with labels(step="read"):
+                yield 1
+                yield 2
+        finally:
+            closed.put_nowait(None)
+
+    async def take_first() -> None:
+        async for _ in produce():
+            break  # it ends later, in a task with a copy of the context
+        if waits:
+            await closed.get()
+
+    async def consume() -> None:
+        for number in range(100):
+            with labels(message=number):
+                await take_first()
+                assert in_force() == {"message": str(number), "step": "read"}
+            assert in_force() == {}
+        for _ in range(100 if waits else 0):
+            await take_first()
+        assert kept_sets(CURRENT_LABELS.get()) <= 2
+
+    asyncio.run(consume())
 
 
 def test_block_that_ends_in_another_context_takes_no_labels_away() -> None:
