@@ -23,7 +23,6 @@ from splunk_profiler.cli.output import print_json, print_line
 from splunk_profiler.cli.process_checks import (
     check_process,
     check_settings,
-    endpoint_of,
     environment_of,
     find_exporter,
     shares_namespace,
@@ -66,7 +65,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     if own_env.get("NO_COLOR"):
         click.get_current_context().color = False
     env = own_env if pid is None else environment_of(pid)
-    resolved = None if env is None else from_env(env)
+    resolved = None if env is None else from_env(env, directory="" if pid is None else f"/proc/{pid}/cwd")
     sections: dict[str, list[Finding]] = {}
     status = None
     if pid is not None:
@@ -97,8 +96,7 @@ def _examine_process(
     if doubts or resolved is None:
         resolved = None
     else:
-        endpoint = endpoint_of(pid, resolved.endpoint)
-        resolved = resolved._replace(endpoint=endpoint)
+        endpoint = resolved.endpoint
     target = "" if endpoint is None else endpoint.authority
     sections = {"Process": [*check_process(pid, target, exporter and exporter.pid), *doubts]}
     if exporter is not None:

@@ -5,20 +5,17 @@ Linux only: reads ``/proc``. Runs on the main thread of `doctor`; changes nothin
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from splunk_profiler.cli.checks import Finding, failure, good, note, warning
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.unix_peers import UnixSocket, unix_peers
 from splunk_profiler.config import Resolved
-from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.system.threads import NAME_PREFIX, read_proc_file
 
@@ -55,13 +52,6 @@ def user_of(pid: int) -> int:
 def shares_namespace(pid: int, kind: str) -> bool:
     """Return True if a process is in the namespace of this one; `kind` is its name in ``/proc/PID/ns``."""
     return _read_link(_root_of(pid) / "ns" / kind) == _read_link(Path("/proc/self/ns") / kind)
-
-
-def endpoint_of(pid: int, endpoint: Endpoint | None) -> Endpoint | None:
-    """Return `endpoint` as process `pid` reaches it: a relative path starts from the process's working directory."""
-    if endpoint is None or not endpoint.path or endpoint.path.startswith("/"):
-        return endpoint
-    return endpoint._replace(target=f"unix:{quote(os.fsencode(f'/proc/{pid}/cwd/{endpoint.path}'))}")
 
 
 class ExporterEnd(NamedTuple):

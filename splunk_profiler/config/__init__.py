@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from splunk_profiler.config.otlp_transport import DEFAULT_ENDPOINT, GENERAL_ENDPOINT, Transport, parse_transport
+from splunk_profiler.config.otlp_transport import Transport, general_endpoint, parse_transport
 from splunk_profiler.config.parsers import (
     Collector,
     ConfigError,
@@ -265,10 +266,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def from_env(env: Mapping[str, str] | None = None) -> Resolved:
+def from_env(env: Mapping[str, str] | None = None, *, directory: str = "") -> Resolved:
     """Resolve the settings in `env`, by default the process's environment. Never raises.
 
-    An empty or blank variable counts as not set (OpenTelemetry's rule).
+    Paths start from `directory`, by default the working directory. An empty or blank variable counts as not set
+    (OpenTelemetry's rule).
     """
     env = os.environ if env is None else env
     values: dict[str, Any] = {}
@@ -288,7 +290,7 @@ def from_env(env: Mapping[str, str] | None = None) -> Resolved:
             else:
                 wrong = f"{setting.name}={setting.quote_redacted(text)} is not usable: {error}"
                 warnings.append(f"{wrong}; {_format_default(setting)} is used instead")
-    return _resolve(Config(**values), env, origins, warnings, destination_errors)
+    return _resolve(Config(**values), env, origins, warnings, destination_errors, directory=directory)
 
 
 def from_config(
@@ -324,8 +326,16 @@ def _format_default(setting: Setting) -> str:
 
 
 def _resolve(
-    config: Config, env: Mapping[str, str], origins: dict[str, str], warnings: list[str], destination_errors: list[str]
+    config: Config,
+    env: Mapping[str, str],
+    origins: dict[str, str],
+    warnings: list[str],
+    destination_errors: list[str],
+    *,
+    directory: str = "",
 ) -> Resolved:
+    with suppress(OSError):  # it was removed
+        directory = directory or os.getcwd()  # noqa: PTH109  # `config` does without pathlib
     if env.get("SPLUNK_PROFILER_ENABLED", "").strip().lower() == "false":  # the operator overrides the code
         if config.samples:
             warnings = [*warnings, "SPLUNK_PROFILER_ENABLED=false: the profiler stays off, whatever else asks for it"]
@@ -336,11 +346,10 @@ def _resolve(
     if not isinstance(destination, Collector):
         destination_errors = []  # no endpoint is needed
     elif not destination_errors:
-        endpoint = _resolve_endpoint(
-            config, env, origins, _read_boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings), destination_errors
-        )
+        insecure = _read_boolean(env, "OTEL_EXPORTER_OTLP_INSECURE", warnings)
+        endpoint = _resolve_endpoint(config, env, origins, insecure, destination_errors, directory=directory)
     if endpoint is not None:
-        transport, transport_warnings = parse_transport(env, endpoint, config.logs_headers or "")
+        transport, transport_warnings = parse_transport(env, endpoint, config.logs_headers or "", directory=directory)
         warnings += transport_warnings if config.samples else ()
     resource_attributes = parse_attributes(env.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     if name := env.get("OTEL_SERVICE_NAME", "").strip():
@@ -365,15 +374,14 @@ def _resolve_endpoint(
     origins: Mapping[str, str],
     insecure: bool | None,
     destination_errors: list[str],
+    *,
+    directory: str,
 ) -> Endpoint | None:
     """Return the first endpoint that is set; add to `destination_errors` if it is not usable."""
-    general = env.get(GENERAL_ENDPOINT, "").strip()
-    if config.logs_endpoint:
-        name, text = origins.get("logs_endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT"), config.logs_endpoint
-    else:
-        name, text = (GENERAL_ENDPOINT, general) if general else ("default", DEFAULT_ENDPOINT)
+    own = origins.get("logs_endpoint", "SPLUNK_PROFILER_LOGS_ENDPOINT"), config.logs_endpoint or ""
+    name, text = own if config.logs_endpoint else general_endpoint(env)
     try:
-        return parse_endpoint(text, insecure=insecure, setting=name)
+        return parse_endpoint(text, insecure=insecure, setting=name, directory=directory)
     except ConfigError as error:
         destination_errors.append(_unusable_destination(name, text, error))
         return None

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from splunk_profiler.config.parsers import ConfigError, Endpoint, parse_endpoint, quote_redacted
+from splunk_profiler.config.parsers import ConfigError, Endpoint, make_absolute, parse_endpoint, quote_redacted
 
 _T = TypeVar("_T")
 _GENERAL_PREFIX = "OTEL_EXPORTER_OTLP_"
-GENERAL_ENDPOINT = f"{_GENERAL_PREFIX}ENDPOINT"
+_GENERAL_ENDPOINT = f"{_GENERAL_PREFIX}ENDPOINT"
 DEFAULT_ENDPOINT = "https://localhost:4317"
 _LOGS_ENDPOINT = f"{_GENERAL_PREFIX}LOGS_ENDPOINT"
 _CREDENTIAL_PROVIDER_SETTING = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_{}CREDENTIAL_PROVIDER"
@@ -33,7 +33,7 @@ class Certificates(NamedTuple):
     """PEM files of a TLS connection: trusted certificates, the client's private key and certificate chain.
 
     Attributes:
-        files: their paths, empty where not set; without the first one, the system's list is trusted.
+        files: their absolute paths, empty where not set; without the first one, the system's list is trusted.
         settings: their variables, for messages.
     """
 
@@ -74,8 +74,19 @@ class ParsedTransport(NamedTuple):
     warnings: list[str]
 
 
-def parse_transport(env: Mapping[str, str], endpoint: Endpoint, headers: str = "") -> ParsedTransport:
-    """Parse the transport in `env` for exports to `endpoint`; `headers` replace all others."""
+def general_endpoint(env: Mapping[str, str]) -> tuple[str, str]:
+    """Return the variable of the general endpoint and its text, or ``default`` and that."""
+    general = env.get(_GENERAL_ENDPOINT, "").strip()
+    return (_GENERAL_ENDPOINT, general) if general else ("default", DEFAULT_ENDPOINT)
+
+
+def parse_transport(
+    env: Mapping[str, str], endpoint: Endpoint, headers: str = "", *, directory: str = ""
+) -> ParsedTransport:
+    """Parse the transport in `env` for exports to `endpoint`.
+
+    `headers` replace all others. Paths of files start from `directory`.
+    """
     warnings: list[str] = []
     withheld = _find_withheld(env, endpoint)
     usable = {name: value for name, value in env.items() if name not in withheld}
@@ -84,8 +95,8 @@ def parse_transport(env: Mapping[str, str], endpoint: Endpoint, headers: str = "
         headers=_parse_headers(variable, text, warnings),
         timeout_s=_parse_or_default(usable, "TIMEOUT", _parse_timeout, 10.0, warnings),
         gzip=_parse_or_default(usable, "COMPRESSION", _parse_compression, False, warnings),
-        certificates=_read_certificates(usable, "LOGS_"),
-        trace_certificates=_read_certificates(env, "TRACES_"),
+        certificates=_read_certificates(usable, "LOGS_", directory),
+        trace_certificates=_read_certificates(env, "TRACES_", directory),
         credential_provider=_read_credential_provider(usable, "LOGS_"),
         trace_credential_provider=_read_credential_provider(env, "TRACES_"),
     )
@@ -101,8 +112,8 @@ def parse_transport(env: Mapping[str, str], endpoint: Endpoint, headers: str = "
 def _find_withheld(env: Mapping[str, str], endpoint: Endpoint) -> dict[str, str]:
     """Return the variables that are set for another host than that of `endpoint`, and the variable of that host."""
     withheld: dict[str, str] = {}
-    if not _is_on_host(endpoint, env.get(GENERAL_ENDPOINT, "").strip() or DEFAULT_ENDPOINT):
-        withheld |= dict.fromkeys((f"{_GENERAL_PREFIX}HEADERS", _GENERAL_PROVIDER), GENERAL_ENDPOINT)
+    if not _is_on_host(endpoint, general_endpoint(env)[1]):
+        withheld |= dict.fromkeys((f"{_GENERAL_PREFIX}HEADERS", _GENERAL_PROVIDER), _GENERAL_ENDPOINT)
     logs = env.get(_LOGS_ENDPOINT, "").strip()
     if logs and not _is_on_host(endpoint, logs):  # the application's logs go there, with all that is set for them
         withheld |= dict.fromkeys((name for name in env if "_LOGS_" in name), _LOGS_ENDPOINT)
@@ -177,12 +188,12 @@ def _parse_headers(variable: str, text: str, warnings: list[str]) -> tuple[tuple
     return tuple(found)
 
 
-def _read_certificates(env: Mapping[str, str], signal: str) -> Certificates:
+def _read_certificates(env: Mapping[str, str], signal: str, directory: str) -> Certificates:
     """Return all files of `signal` if it names its own authority, else all general ones."""
     own = env.get(f"{_GENERAL_PREFIX}{signal}CERTIFICATE", "").strip()
     prefix = _GENERAL_PREFIX + signal if own else _GENERAL_PREFIX
     names = (f"{prefix}CERTIFICATE", f"{prefix}CLIENT_KEY", f"{prefix}CLIENT_CERTIFICATE")
-    ca_certificate, key, chain = (env.get(name, "").strip() for name in names)
+    ca_certificate, key, chain = (make_absolute(env.get(name, "").strip(), directory) for name in names)
     return Certificates((ca_certificate, key, chain), names)
 
 

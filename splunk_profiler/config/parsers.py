@@ -5,6 +5,7 @@ Owns the errors that this package raises. Pure; imports nothing of ours.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,6 +173,14 @@ def has_secret(text: str) -> bool:
     return _SECRET_PATTERN.search(text) is not None
 
 
+def make_absolute(path: str, directory: str) -> str:
+    """Return `path` as it is from `directory`.
+
+    A secret in its place stays as it is: behind a directory it would not be known for one.
+    """
+    return posixpath.join(directory, path) if path and not has_secret(path) else path
+
+
 def quote_redacted(value: object) -> str:
     """Return a setting's value like `redact`, in quotes and on one line."""
     return repr(redact(value)) if isinstance(value, str) else redact(repr(value))
@@ -240,23 +249,23 @@ def parse_overhead(text: str) -> str:
     return text.lower()
 
 
-def parse_endpoint(url: str, *, insecure: bool | None = None, setting: str = "") -> Endpoint:
-    """Parse one of `ENDPOINT_FORMS`.
+def parse_endpoint(url: str, *, insecure: bool | None = None, setting: str = "", directory: str = "") -> Endpoint:
+    """Parse one of `ENDPOINT_FORMS`; the path of a socket starts from `directory`.
 
     With `insecure`, a target without ``http(s)://`` is plaintext; with None, only a Unix socket is.
     """
     try:
-        return Endpoint(redact(url), *_parse_target(url, insecure), setting)
+        return Endpoint(redact(url), *_parse_target(url, insecure, directory), setting)
     except ConfigError as error:
         raise ConfigError(f"{error} (allowed: {ENDPOINT_FORMS})") from None
 
 
-def _parse_target(url: str, insecure: bool | None) -> tuple[str, bool]:
+def _parse_target(url: str, insecure: bool | None, directory: str) -> tuple[str, bool]:
     """Return the target and `Endpoint.is_secure`."""
     scheme, separator, rest = url.partition(":")
     scheme = scheme.lower()
     if scheme == "unix":
-        return f"unix:{quote(_parse_socket_path(rest), errors='surrogateescape')}", insecure is False
+        return f"unix:{quote(_parse_socket_path(rest, directory), errors='surrogateescape')}", insecure is False
     if scheme == "dns":
         leading = "///" if rest.startswith("///") else ""
         return f"dns:{leading}{_parse_host_and_port(rest.removeprefix('///'))}", not insecure
@@ -290,17 +299,18 @@ def _split_host_and_port(url: str) -> tuple[str, int | None]:
     return host, port
 
 
-def _parse_socket_path(rest: str) -> str:
-    """Parse the path after ``unix:``; after ``//`` it is absolute."""
+def _parse_socket_path(rest: str, directory: str = "") -> str:
+    """Parse the path after ``unix:``, from `directory`; after ``//`` it is absolute."""
     path = rest.removeprefix("//")
     if path != rest and not path.startswith("/"):
         raise ConfigError("the path of the socket is not absolute, although // is before it")
+    path = make_absolute(path, directory)
     try:
         size = len(path.encode(errors="surrogateescape"))  # a variable may have any bytes
     except UnicodeEncodeError:
         raise ConfigError("the path of the socket has characters that no file name here has") from None
     if not 0 < size <= _MAX_SOCKET_PATH_BYTES or "\0" in path or has_secret(path):
-        raise ConfigError(f"the socket has no path of at most {_MAX_SOCKET_PATH_BYTES} bytes")
+        raise ConfigError(f"the socket has no absolute path of at most {_MAX_SOCKET_PATH_BYTES} bytes")
     return path
 
 

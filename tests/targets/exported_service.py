@@ -189,10 +189,12 @@ def leave_programs() -> None:
 
 
 def become_daemon() -> None:
-    for leave in (os.setsid, lambda: os.chdir("/")):
-        if os.fork():
-            os._exit(0)
-        leave()
+    os.chdir("/")
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
     os.closerange(3, 1024)
     print("daemon", os.getpid(), flush=True)
 

@@ -144,7 +144,7 @@ def test_service_that_becomes_another_user_goes_on_being_exported() -> None:
         assert find_exporters(target.pid) == [exporter]
 
 
-def test_exporter_has_no_directory_of_a_service_with_relative_settings(tmp_path: Path) -> None:
+def test_relative_settings_hold_for_an_exporter_and_a_daemon(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     certificates = {
         "OTEL_EXPORTER_OTLP_INSECURE": "false",  # TLS for a Unix socket, too
@@ -159,8 +159,12 @@ def test_exporter_has_no_directory_of_a_service_with_relative_settings(tmp_path:
             receiver.record(_is_of_cart)
             (exporter,) = find_exporters(target.pid)
             assert Path(f"/proc/{exporter}/cwd").readlink() == Path("/")
+            target.tell("daemon")
+            pid = target.json("daemon")
+            receiver.record(lambda record: _is_of_cart(record) and record["resource"]["process.pid"] == pid)
             target.tell("stop")
             assert target.finish() == 0, target.output
+            wait_for_end(pid)
 
 
 def test_failed_delivery_is_logged_by_the_service() -> None:

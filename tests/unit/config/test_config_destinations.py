@@ -65,6 +65,16 @@ def test_a_mistyped_destination_sends_nothing_and_says_what_is_allowed(name: str
     assert "no samples are taken" in warning
 
 
+def test_a_relative_socket_path_counts_from_its_directory() -> None:
+    for name in (OURS, GENERAL):
+        resolved = from_env({name: f"unix:{'x' * 100}"}, directory="/run/s")
+        assert resolved.endpoint is not None
+        assert resolved.endpoint.path == f"/run/s/{'x' * 100}"
+        resolved = from_env({name: f"unix:{'x' * 100}"}, directory="/run/sockets")
+        assert isinstance(resolved.destination, NoDestination)
+        assert "no absolute path of at most 107 bytes" in resolved.destination.reason
+
+
 def test_two_mistyped_settings_are_both_named() -> None:
     names = ("SPLUNK_PROFILER_OUTPUT", "SPLUNK_PROFILER_LOGS_ENDPOINT")
     resolved = from_env(dict.fromkeys(names, "nowhere"))

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from splunk_profiler.cli.process_checks import endpoint_of
 from splunk_profiler.config import Config, from_env
 from splunk_profiler.config.handover import from_values, to_values
-from splunk_profiler.config.parsers import ConfigError, parse_endpoint
+from splunk_profiler.config.parsers import ConfigError
 from splunk_profiler.config.settings import SETTINGS
 
 _DOCUMENTATION = Path(__file__).parents[3] / "docs" / "configuration.md"
@@ -50,7 +49,7 @@ def test_socket_path_keeps_bytes_that_are_no_text(name: str) -> None:
 
 
 def test_doctor_finds_a_relative_socket_path_of_such_bytes() -> None:
-    endpoint = endpoint_of(7, parse_endpoint("unix:\udcff.sock"))
+    endpoint = from_env({_ENDPOINTS[0]: "unix:\udcff.sock"}, directory="/proc/7/cwd").endpoint
     assert endpoint is not None
     assert endpoint.path == "/proc/7/cwd/\udcff.sock"
 
