@@ -155,7 +155,7 @@ class ForkGate:
                 if turns is not None:  # else its thread was lost before it could begin them
                     with turns():
                         pass
-                sys.modules["logging"].getLogger("splunk_profiler").warning(
+                _log_on_own_thread(
                     "this process was forked while the profiler of its parent was starting, and is not profiled;"
                     " fork before that, or later"
                 )
@@ -180,6 +180,22 @@ class ForkGate:
 
 def _current_thread_ids() -> tuple[int, int]:
     return get_ident(), get_native_id()
+
+
+def _log_on_own_thread(text: str) -> None:
+    """Log a warning, on a thread of ours if that is loaded: a lock of the log's stream may be a lost thread's."""
+
+    def log() -> None:
+        sys.modules["logging"].getLogger("splunk_profiler").warning(text)
+
+    worker = getattr(sys.modules.get("splunk_profiler.system.threads"), "Worker", None)
+    if worker is None:
+        log()
+        return
+    try:
+        worker("logger", log).start()
+    except RuntimeError:
+        return  # the process can make no more threads
 
 
 def _is_in_package(frame: FrameType | None) -> bool:

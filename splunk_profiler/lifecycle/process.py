@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
@@ -21,20 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.activation import FORK_GATE
 from splunk_profiler.config import Config, Resolved, from_config, from_env
+from splunk_profiler.lifecycle.log_lines import LINE_HANDLER
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
 from splunk_profiler.system.call_queue import CallQueue
-from splunk_profiler.system.guard import Guard, OnceLog, is_interrupt, logger, plain_line
+from splunk_profiler.system.guard import Guard, OnceLog, logger
 from splunk_profiler.system.short_turns import ShortTurns
-from splunk_profiler.system.threads import (
-    WakeEvent,
-    Worker,
-    delaying_forks,
-    is_profiler_thread,
-    prepare_fork,
-    real,
-    threads_are_greenlets,
-)
+from splunk_profiler.system.threads import WakeEvent, Worker, is_profiler_thread, prepare_fork
 
 if TYPE_CHECKING:
     from splunk_profiler.otel.runtime_id import RuntimeId
@@ -45,62 +37,7 @@ _MAX_STOP_S = 3600.0  # locks and polls take no infinite time
 _SIGTERM_TIMEOUT_S = 1.2  # less than `SigtermHandler` allows
 _EXIT_TIMEOUT_S = 1.5  # for sampling: joins and a cancelled export take less than half a second more
 _FORK_TIMEOUT_S = 0.02
-_STDERR = 2
 _EXEC_MODULES = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
-
-
-class _StandardError:
-    """Standard error as it was at the last start. Later another file may have its number, as in a daemon's process."""
-
-    def __init__(self) -> None:
-        self.note()
-
-    def note(self) -> None:
-        """Note which file it is; none, if the interpreter was started without one."""
-        self._file = None if sys.__stderr__ is None else _file_of(_STDERR)
-
-    def write(self, line: bytes) -> None:
-        """Write a line, unless standard error is not there."""
-        if self._file is not None and _file_of(_STDERR) == self._file:
-            real("os", "write")(_STDERR, line)
-
-
-def _file_of(descriptor: int) -> tuple[int, int] | None:
-    """Return device and inode; None if the descriptor is closed."""
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-_standard_error = _StandardError()
-_call_handlers = logger.handle
-
-
-def handle_between_forks(record: logging.LogRecord) -> None:
-    """Hand a line to the application's handlers: a child must not inherit their locks from a thread of ours.
-
-    What a handler raises is reported as `logging` reports it of its own: it is no error of who logs. Where that raises
-    too, as with a closed standard error, nothing can be said.
-
-    Handlers' locks are of greenlets where gevent or eventlet has replaced them: one that waits for a thread of ours
-    would wait for ever. There, lines of our threads go to standard error.
-    """
-    with delaying_forks():
-        try:
-            if threads_are_greenlets() and is_profiler_thread():
-                _standard_error.write(plain_line(record))
-            else:
-                _call_handlers(record)
-        except Exception as error:
-            if is_interrupt(error):
-                raise
-            with suppress(Exception):
-                logging.NullHandler().handleError(record)
-
-
-logger.handle = handle_between_forks  # type: ignore[method-assign]
 
 
 class ProcessProfiler:
@@ -158,7 +95,7 @@ class ProcessProfiler:
             Worker("caller", lambda: calls.run(function, timeout_s)).start()
 
     def _start(self, config: Config | None) -> None:
-        with self._guard.catching(), FORK_GATE, self._turns:
+        with LINE_HANDLER.remembering(), self._guard.catching(), FORK_GATE, self._turns:
             self._stop_unfinished(0)
             self._restart_in_child()
             resolved = self._resolve_settings(config)
@@ -243,7 +180,7 @@ class ProcessProfiler:
         )
         self._unfinished = profiler
         if not is_forked_child:  # its parent has noted it; another file may have the number since
-            _standard_error.note()
+            LINE_HANDLER.standard_error.note()
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logger.isEnabledFor(level)  # takes a lock the first time; under gevent no thread of ours may have it
         try:
@@ -323,7 +260,7 @@ class ProcessProfiler:
         """
         if self._pid == os.getpid():
             return  # no fork: the portable walker calls at each attach, while other threads may hold for theirs
-        with self._guard.catching():
+        with LINE_HANDLER.in_fork_hook(), self._guard.catching():
             try:
                 self._leave_parent()
             except BaseException:  # of a signal handler

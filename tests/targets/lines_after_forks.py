@@ -48,7 +48,7 @@ def fork() -> int:
 
 def main(how: str) -> None:
     """Say what became of the lines."""
-    logging.basicConfig(level=logging.ERROR)
+    logging.basicConfig(level=logging.INFO)
     assert splunk_profiler.start()
     status = fork() if how == "os.fork" else fork_without_descriptors()
     print("status", status, flush=True)

@@ -61,6 +61,14 @@ def test_after_a_fork_or_a_failed_one_threads_of_ours_can_log(walker: str, how: 
         assert target.line("status", 150) == status
         assert target.line("parent", 150) == "True"
         assert target.finish() == 0, target.output
+        assert target.output.count("profiling all threads") == 1  # the child does not repeat it
+
+
+@pytest.mark.parametrize(("walker", "level_at_start"), [("auto", "ERROR"), ("portable", "INFO")])
+def test_fork_ends_while_another_thread_writes_a_log_line(walker: str, level_at_start: str) -> None:
+    env = {**_off_the_record(), "SPLUNK_PROFILER_WALKER": walker}
+    with Target("line_blocked_at_fork.py", level_at_start, env=env) as target:
+        assert target.line("child") == "0", target.output
 
 
 def test_a_fork_waits_for_grpc_to_be_loaded_as_long_as_that_gets_on(tmp_path: Path) -> None:

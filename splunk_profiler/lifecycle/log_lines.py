@@ -1,0 +1,122 @@
+"""The way of our log lines to the application's handlers, whose locks a forked child may inherit.
+
+Runs on the thread that writes the line. Imported once, by `process`: it takes the place of the logger's `handle`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from splunk_profiler.system.guard import is_interrupt, logger, plain_line
+from splunk_profiler.system.threads import Worker, delaying_forks, is_profiler_thread, real, threads_are_greenlets
+
+_STDERR = 2
+_MAX_START_LINES = 64
+
+
+class _StandardError:
+    """Standard error as it was at the last start. Later another file may have its number, as in a daemon's process."""
+
+    def __init__(self) -> None:
+        self.note()
+
+    def note(self) -> None:
+        """Note which file it is; none, if the interpreter was started without one."""
+        self._file = None if sys.__stderr__ is None else _file_of(_STDERR)
+
+    def write(self, line: bytes) -> None:
+        """Write a line, unless standard error is not there."""
+        if self._file is not None and _file_of(_STDERR) == self._file:
+            real("os", "write")(_STDERR, line)
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Return device and inode; None if the descriptor is closed."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class LineHandler:
+    """What the logger calls for each line.
+
+    Attributes:
+        standard_error: to be noted at each start.
+    """
+
+    def __init__(self) -> None:
+        self.standard_error = _StandardError()
+        self._call_handlers = logger.handle
+        self._handle: Callable[[logging.LogRecord], None] = self._handle_between_forks
+        self._start_lines: set[str] = set()
+
+    def __call__(self, record: logging.LogRecord) -> None:
+        """Hand a line to the application's handlers.
+
+        An error of a handler is reported as `logging` does; if that fails too, it is dropped.
+        """
+        try:
+            self._handle(record)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            with suppress(Exception):
+                logging.NullHandler().handleError(record)
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Remember the lines of a start: forked children do not repeat them."""
+        with self._handling_by(self._remember):
+            yield
+
+    @contextmanager
+    def in_fork_hook(self) -> Iterator[None]:
+        """Log on a thread of ours what no start has said yet, so that the fork ends.
+
+        A thread that the child lacks may have been in a handler. `logging` renews its own locks in the child, but not
+        those of streams and queues.
+        """
+        with self._handling_by(self._hand_over):
+            yield
+
+    @contextmanager
+    def _handling_by(self, handle: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+        before, self._handle = self._handle, handle
+        try:
+            yield
+        finally:
+            self._handle = before
+
+    def _remember(self, record: logging.LogRecord) -> None:
+        if len(self._start_lines) < _MAX_START_LINES:
+            self._start_lines.add(record.getMessage())
+        self._handle_between_forks(record)
+
+    def _hand_over(self, record: logging.LogRecord) -> None:
+        if is_profiler_thread():
+            self._handle_between_forks(record)
+        elif record.getMessage() not in self._start_lines:
+            with suppress(RuntimeError):  # the process can make no more threads
+                Worker("logger", lambda: self(record)).start()
+
+    def _handle_between_forks(self, record: logging.LogRecord) -> None:
+        """Let no child inherit handlers' locks from a thread of ours.
+
+        Handlers' locks are of greenlets where gevent or eventlet has replaced them: one that waits for a thread of ours
+        would wait for ever. There, lines of our threads go to standard error.
+        """
+        with delaying_forks():
+            if threads_are_greenlets() and is_profiler_thread():
+                self.standard_error.write(plain_line(record))
+            else:
+                self._call_handlers(record)
+
+
+LINE_HANDLER = LineHandler()
+logger.handle = LINE_HANDLER  # type: ignore[method-assign]
