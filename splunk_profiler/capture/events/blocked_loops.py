@@ -24,6 +24,8 @@ LOOP_BLOCKED = EventKind(
     "loop_blocked", count=ValueType("loop_blocks", "count"), amount=ValueType("loop_blocked", "nanoseconds")
 )
 _HANDLE = ("asyncio.events.Handle", "_run")
+_STEP = "_run_once"  # of a loop: calls handles, and waits for work
+_LOOP_NAMESPACES = ("asyncio.base_events", "nest_asyncio")
 # The functions whose callee is a loop, as is that of a frame that calls one of `_LOOP_FUNCTIONS`; where that is uvloop,
 # which has no frames, their callee is a callback.
 _RUNNERS = {
@@ -39,8 +41,11 @@ _RUNNER_NAMESPACES = ("asyncio.runners", "asyncio.base_events", "asyncio.unix_ev
 
 def is_in_callback(stack: Stack) -> bool:
     """Return True for the stack of a thread inside a callback of asyncio's loop or uvloop."""
-    if any((frame.namespace, frame.function) == _HANDLE for frame in stack.frames):
-        return True
+    for frame in stack.frames:  # a callback may run the loop again (nest_asyncio): the innermost step tells
+        if (frame.namespace, frame.function) == _HANDLE:
+            return True
+        if frame.function == _STEP and frame.namespace.startswith(_LOOP_NAMESPACES):
+            return False
     return any(
         ((caller.namespace, caller.function) in _RUNNERS or caller.call in _LOOP_FUNCTIONS)
         and callee.function not in _LOOP_FUNCTIONS

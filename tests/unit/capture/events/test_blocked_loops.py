@@ -29,6 +29,7 @@ RUNNER = ("asyncio.runners.Runner", "run")
 STEP = ("asyncio.base_events.BaseEventLoop", "_run_once")
 FOREVER = ("asyncio.base_events.BaseEventLoop", "run_forever")
 HANDLE = ("asyncio.events.Handle", "_run")
+NESTED_STEP = ("nest_asyncio._patch_loop.<locals>", "_run_once")  # the same loop, inside of a callback
 SELECT = ("selectors.EpollSelector", "select")
 ASYNCIO = [RUNNER, ("asyncio.base_events.BaseEventLoop", "run_until_complete"), FOREVER, STEP]
 UVLOOP = [RUNNER]
@@ -54,6 +55,8 @@ def stack(*places: tuple[str, str]) -> Stack:
         ([MAIN, *ASYNCIO], False),
         ([MAIN, *ASYNCIO, HANDLE], True),
         ([MAIN, *ASYNCIO, HANDLE, ("app", "serve")], True),
+        ([MAIN, *ASYNCIO, HANDLE, ("app", "serve"), NESTED_STEP, SELECT], False),
+        ([MAIN, *ASYNCIO, HANDLE, ("app", "serve"), NESTED_STEP, HANDLE, ("app", "_run_once")], True),
         ([MAIN, *UVLOOP], False),
         ([MAIN, *UVLOOP, ("app", "serve")], True),
         ([("uvloop", "run"), *UVLOOP, ("uvloop.run.<locals>", "wrapper"), ("app", "serve")], True),
