@@ -31,16 +31,18 @@ from splunk_profiler.viewer.clickhouse_tables import (
     one_of,
 )
 from splunk_profiler.viewer.columns import is_span_key
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, NEVER_NS, TRACE, Selection, Span
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, NEVER_NS, TRACE, Selection, Span
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.records import HOST_STACKS, VERSION, RecordReader
+from splunk_profiler.viewer.records import HOST_STACKS, UNKNOWN_SERVICE, VERSION, RecordReader
 from splunk_profiler.viewer.source import Source, check_request_filters
 
 _STEPS = 120  # of the whole time, in each of which samples are counted
 _MIN_STEP_NS = 10**9
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a table, without quotes
 _LAG_NS = 30 * 10**9  # records come so much later than their time
+# A profile has the time of its beginning: what it is longer than this it comes later.
+_USUAL_PROFILE_NS, _MAX_PROFILE_NS = 10 * 10**9, 10 * MINUTE_NS
 _REFRESH_NS = 5 * 10**9
 _MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
 _MAX_SPANS = 5000
@@ -56,7 +58,8 @@ class _Reading:
         unread: records that are none.
         left_out: older profiles.
         has_all_ids: all samples of traces have the ids of these.
-        unnamed: readers of samples since a time, without names of spans.
+        unnamed: readers of samples of a period, without names of spans.
+        nameless: readers of those whose spans were asked for; some of these may come later.
     """
 
     part: Part
@@ -65,11 +68,14 @@ class _Reading:
     unread: int = 0
     left_out: int = 0
     has_all_ids: bool = True
-    unnamed: list[tuple[RecordReader, int]] = field(default_factory=list)
+    unnamed: list[tuple[RecordReader, Period]] = field(default_factory=list)
+    nameless: list[tuple[RecordReader, Period]] = field(default_factory=list)
 
 
 class ClickHouse(Source):
     """Some hours of a database, up to `until_ns` or else to its newest record; new ones are added after half a minute.
+
+    Profiles that are longer than ten seconds come later by what they are longer, and all wait for them.
 
     Raises:
         SourceError: the database cannot be asked, or has no records; or there is no such table of samples.
@@ -90,11 +96,10 @@ class ClickHouse(Source):
         server = parse_address(address, environment)
         self._lag_ns, self._refresh_ns = lag_ns, refresh_ns
         self.name = server.name
-        self.recording = Recording()
         self._client = ClickHouseClient(server)
         self._end_ns = until_ns
         self._parts: OrderedDict[Part, _Reading] = OrderedDict()  # of selections
-        self._asked_ns, self._failure = 0, ""
+        self._failure = ""
         self._span_columns = self._read_columns(SPANS)
         last_ns = last_hours * HOUR_NS
         step_ns = max(_MIN_STEP_NS, last_ns // _STEPS)
@@ -107,12 +112,20 @@ class ClickHouse(Source):
             then = time.localtime(until_ns // 10**9)
             before = time.strftime(" before %Y-%m-%d %H:%M", then) if until_ns < NEVER_NS else ""
             raise SourceError(f"{self.name} has no {self._table.content}{of_service} in {table}{before}")
-        since_ns = (newest_ns - last_ns) // step_ns * step_ns
+        since_ns = (min(newest_ns, time.time_ns()) - last_ns) // step_ns * step_ns  # the clock of one host may be fast
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since_ns // 10**9))
         self._reach = f"Records before {since} are not shown: see --last-hours."
         self.follows = until_ns > time.time_ns()
-        self._all = _Reading(Part(since_ns, until_ns, self._services, (), step_ns), self.recording, since_ns)
-        self.refresh()
+        self._late_ns = 0
+        self._begin(Part(since_ns, until_ns, self._services, (), step_ns))
+        if self._late_ns and self.follows:  # profiles that have not come yet were passed over
+            self._begin(self._all.part)
+
+    def _begin(self, whole: Part) -> None:
+        self.recording = Recording()
+        self._all = _Reading(whole, self.recording, whole.since_ns)
+        self._read_new()
+        self._asked_ns = time.time_ns()
 
     def refresh(self) -> None:
         """Add the records that are new, at most each few seconds; until then, what has failed fails again.
@@ -131,12 +144,16 @@ class ClickHouse(Source):
             raise SourceError(self._failure)
 
     def _read_new(self) -> None:
-        self.version += self._read(self._all, time.time_ns() - self._lag_ns) or bool(self._all.unnamed)
+        until_ns = time.time_ns() - self._lag_ns - self._late_ns
+        is_new = self._read(self._all, until_ns)  # which may change the version as well
+        self.version += is_new or bool(self._all.unnamed)
         self.unread = self._all.unread
         self.remark = self._reach
         if self._all.left_out:
             self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
         self._name_spans(self._all)
+        longest_ns = min(self.recording.longest_ns(), _MAX_PROFILE_NS)
+        self._late_ns = max(0, longest_ns - _USUAL_PROFILE_NS)
 
     def recording_of(self, selection: Selection) -> Recording:
         """Return the recording that has all of a selection; the database is asked for what has not been read.
@@ -196,6 +213,8 @@ class ClickHouse(Source):
         filters = dict(selection.filters)
         if self._all.part.services:
             filters["service"] = frozenset(self._all.part.services)
+        if UNKNOWN_SERVICE in filters.get("service", ()):
+            filters["service"] |= {""}  # as the table has it
         version = attribute("ResourceAttributes", VERSION, self._span_columns.get("ResourceAttributes", ""))
         columns = {"service": "ServiceName", TRACE: "TraceId", "endpoint": "SpanName", "version": version}
         for name in columns.keys() & filters.keys():
@@ -229,6 +248,7 @@ class ClickHouse(Source):
 
     def _read(self, reading: _Reading, until_ns: int) -> bool:
         """Read what a part has until then, all or nothing; return True if there is any."""
+        self._name_late_spans(reading)
         period = Period(reading.until_ns, min(until_ns, reading.part.until_ns))
         if period.until_ns <= period.since_ns:
             return False
@@ -239,25 +259,45 @@ class ClickHouse(Source):
             reading.unread += reader.unread
             reading.left_out += found.left_out
             if found and found.unnamed_since_ns is not None:
-                reading.unnamed.append((reader, found.unnamed_since_ns))
+                reading.unnamed.append((reader, period._replace(since_ns=found.unnamed_since_ns)))
+            elif found:
+                reading.nameless.append((reader, period))
         reading.until_ns = period.until_ns
         return any(answers)
 
     def _name_spans(self, reading: _Reading) -> None:
         """Put the names of spans into samples that have none; after an error they get them with the next answer."""
         while reading.unnamed:
-            reader, since_ns = reading.unnamed[-1]
+            reader, period = reading.unnamed[-1]
             ids = sorted({key[1] for key in reader.nameless() if is_span_key(key)})
             for first in range(0, len(ids) if self._span_columns else 0, _MAX_IDS):
                 rows = self._client.rows(
                     f"SELECT TraceId, SpanId, SpanName FROM {SPANS}"
                     " WHERE Timestamp >= fromUnixTimestamp64Nano({since:Int64})"
                     " AND SpanId IN (SELECT arrayJoin(splitByChar(',', {ids:String})))",
-                    since=max(0, since_ns - SPANS_BEFORE_NS),
+                    since=max(0, period.since_ns - SPANS_BEFORE_NS),
                     ids=",".join(ids[first : first + _MAX_IDS]),
                 )
                 reader.name_spans({(trace, span): name for trace, span, name in rows})
-            reading.unnamed.pop()
+            reading.nameless.append(reading.unnamed.pop())
+
+    def _name_late_spans(self, reading: _Reading) -> None:
+        """Put names into samples whose spans were open at the end of what has been read: these come when they end."""
+        youngest_ns = time.time_ns() - SPANS_BEFORE_NS
+        reading.nameless = [each for each in reading.nameless if each[0].nameless() and each[1].until_ns > youngest_ns]
+        if not reading.nameless or not self._span_columns:
+            return
+        rows = self._client.rows(
+            f"SELECT TraceId, SpanId, SpanName FROM {SPANS} WHERE {between('Timestamp')}"
+            " AND toUnixTimestamp64Nano(Timestamp) + toInt64(Duration) >= {until:Int64}",
+            since=max(0, reading.until_ns - SPANS_BEFORE_NS),
+            until=reading.until_ns,
+        )
+        names = {(trace, span): name for trace, span, name in rows}
+        for reader, _ in reading.nameless:
+            found = {key: names[key] for key in reader.nameless() if key in names}
+            reader.name_spans(found)
+            self.version += bool(found)
 
     def _newest_ns(self, since_ns: int) -> int:
         whole = Part(since_ns, self._end_ns, self._services, (), 0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows
-from splunk_profiler.viewer.model import HOUR_NS, UNKNOWN_SPAN
+from splunk_profiler.viewer.model import HOUR_NS, OTHER_TRACES, UNKNOWN_SPAN
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.profile_messages import OUTSIDE
 from splunk_profiler.viewer.records import SENDER_ATTRIBUTES, UNKNOWN_SERVICE, RecordReader, Sender, make_sender
@@ -107,7 +107,7 @@ class SampleTable:
         condition, parameters = self._scope(part, period)
         question = f"SELECT max(toUnixTimestamp64Nano(r.Timestamp)) FROM {self.name} AS r WHERE {condition}"
         ((newest_ns,),) = self._client.rows(question, **parameters)
-        return int(newest_ns)
+        return int(newest_ns or 0)  # NULL, by a setting
 
     def _scope(self, part: Part, period: Period) -> Question:
         """Return what selects the records of the part's services in a period."""
@@ -143,7 +143,7 @@ class SampleTable:
             *self._sender(),
             f"{self._span_name()} AS span_name",
             f"{kept} AS is_kept",
-            "if(is_kept, r.TraceId, '') AS trace",
+            f"if(is_kept, r.TraceId, '{OTHER_TRACES}') AS trace",
             "if(is_kept, r.SpanId, '') AS span",
             f"{hash_of} AS hash",
             *columns,
@@ -194,7 +194,8 @@ class SampleTable:
 
     def _span_name(self) -> str:
         """Return the name of the span of a sample as a column."""
-        name = f"if(s.SpanName = '', '{UNKNOWN_SPAN}', s.SpanName)" if self._has_spans else f"'{UNKNOWN_SPAN}'"
+        # One that is not there is empty or, by a setting, NULL.
+        name = f"if(s.SpanName != '', s.SpanName, '{UNKNOWN_SPAN}')" if self._has_spans else f"'{UNKNOWN_SPAN}'"
         return f"if(trimLeft(replaceAll(r.SpanId, '0', ' ')) = '', '{OUTSIDE}', {name})"
 
     def _sender(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 UNKNOWN_SPAN = "(span not received)"  # in place of its name
+OTHER_TRACES = 32 * "-"  # in place of the ids of light traces, which a database keeps; as long as they are
 MINUTE_NS = 60_000_000_000
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS

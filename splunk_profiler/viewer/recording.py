@@ -17,6 +17,7 @@ from splunk_profiler.viewer.latest_answers import LatestAnswers
 from splunk_profiler.viewer.model import (
     FACETS,
     LABEL,
+    OTHER_TRACES,
     SPAN_ID,
     TRACE,
     Facets,
@@ -160,6 +161,10 @@ class Recording:
         ends = [(int(each.time_ns[0]), int(each.time_ns[-1])) for each in self.columns() if len(each)]
         return (min(first for first, _ in ends), max(last for _, last in ends) + 1) if ends else (0, 0)
 
+    def longest_ns(self) -> int:
+        """Return the longest duration of any sample: that of its profile."""
+        return max((columns.longest_ns for columns in self.columns()), default=0)
+
     def has_trace(self, trace: str) -> bool:
         """Return True if any sample is of that trace."""
         return any((columns.spans.traces == trace.encode()).any() for columns in self.columns())
@@ -231,8 +236,7 @@ class Recording:
         self._check_facets({facet})
         start_ns, end_ns = self.period_ns()
         whole_ns = end_ns - start_ns
-        longest_ns = max((columns.longest_ns for columns in self.columns()), default=0)
-        step_ns = max(1, -(-whole_ns // buckets), min(longest_ns, whole_ns))
+        step_ns = max(1, -(-whole_ns // buckets), min(self.longest_ns(), whole_ns))
         buckets = min(buckets, -(-whole_ns // step_ns)) or 1
         whole = selection.of_whole_time()
         sums = (
@@ -340,7 +344,8 @@ class Recording:
         weights = Counter[str]()
         for trace, weight in zip(traces.tolist(), sums.tolist(), strict=True):
             weights[trace.decode()] += weight
-        return weights, count - len(traces)
+        has_others = weights.pop(OTHER_TRACES, 0) > 0  # they count as one: how many they are is not known
+        return weights, count - len(traces) + has_others
 
     def _ranks(self, columns: Columns, rows: slice | Numbers, facet: str, names: Sequence[str]) -> Numbers:
         """Return for each of some samples the place of its value among `names`; their number for others."""

@@ -109,9 +109,16 @@ def test_a_light_trace_is_read_when_it_is_asked_for(database: Database) -> None:
     time_ns = now_ns(600)
     heavy = [of_trace(sample_line(time_ns=time_ns), f"{number:032x}") for number in range(1, 101) for _ in range(3)]
     light = of_trace(sample_line("own.light(/light.py:3)", time_ns=time_ns), OTHER_TRACE)
-    database.insert([*heavy, light, of_trace(span_line("light", times_ns=(time_ns, time_ns + 5)), OTHER_TRACE)])
+    no_trace = of_trace(sample_line("own.untraced(/own.py:4)", time_ns=time_ns, span=""), "")
+    database.insert([*heavy, light, *4 * [no_trace]])
+    database.insert([of_trace(span_line("light", times_ns=(time_ns, time_ns + 5)), OTHER_TRACE)])
     shown = ClickHouse(database.address, database.environment)
-    assert len(shown.recording.facet_values(SAMPLES)["trace"].values) == 100
+    values, more = shown.recording.facet_values(SAMPLES)["trace"]
+    assert (len(values), dict(values)[""], more) == (100, 4, 2)
+    untraced = Selection("samples", filters={"trace": frozenset({""})})
+    assert [row[0] for row in Answers(shown).top(untraced, "")["rows"]] == ["own.untraced"]
+    series = shown.recording.timeline(SAMPLES, "trace", 10).series
+    assert {"", "(other)"} < {name for name, _ in series}
     assert not shown.recording.has_trace(OTHER_TRACE)
     chosen = Selection("samples", filters={"trace": frozenset({OTHER_TRACE})})
     assert shown.recording.weights(chosen).sum() == 0
@@ -121,7 +128,7 @@ def test_a_light_trace_is_read_when_it_is_asked_for(database: Database) -> None:
     answer = Answers(shown).trace(SAMPLES, OTHER_TRACE)
     assert [row[:3] + row[6:7] for row in answer["rows"]] == [[SPAN, 0, "light", 1]]
     assert Answers(shown).flame(chosen, inverted=False)["total"] == 1
-    assert Answers(shown).flame(SAMPLES, inverted=False)["total"] == 301
+    assert Answers(shown).flame(SAMPLES, inverted=False)["total"] == 305
 
 
 @pytest.mark.parametrize("order", ["by_timestamp_time", "json"])

@@ -181,13 +181,34 @@ def test_a_stretch_whose_spans_cannot_be_read_fails_alone_and_is_read_once(datab
 
 def test_services_without_a_name_can_be_chosen(database: Database) -> None:
     database.make_tables("by_severity")
-    database.insert([sample_line(time_ns=START_NS, service=""), sample_line(time_ns=START_NS)])
+    spans = (span_line("GET /", times_ns=(START_NS, START_NS + 1), service=service) for service in ("", "shop"))
+    database.insert([sample_line(time_ns=START_NS, service=""), sample_line(time_ns=START_NS), *spans])
     unnamed = ClickHouse(database.address, database.environment, service="unknown service")
     assert dict(unnamed.recording.facet_values(Selection("samples"))["service"].values) == {"unknown service": 1}
-    shown = Answers(ClickHouse(database.address, database.environment))
+    source = ClickHouse(database.address, database.environment)
+    shown = Answers(source)
     for services, count in ((["unknown service"], 1), (["unknown service", "shop"], 2), (["shop"], 1)):
         stretch = Selection("samples", START_NS, START_NS + SECOND_NS, {"service": frozenset(services)})
-        assert shown.flame(stretch, inverted=False)["total"] == count
+        assert shown.flame(stretch, inverted=False)["total"] == source.count_requests(stretch) == count
+    assert unnamed.count_requests(Selection("samples")) == 1
+
+
+def test_settings_by_which_what_is_not_there_is_null_change_nothing(database: Database) -> None:
+    database.make_tables("by_timestamp_time")
+    settings = "join_use_nulls", "aggregate_functions_null_for_empty"
+    for name in settings:
+        database.do(f"SET {name} = 1")
+    try:
+        with pytest.raises(SourceError, match="has no records of the profiler"):
+            ClickHouse(database.address, database.environment)
+        traces = [f"{number:032x}" for number in (*range(1, 101), *range(102))]  # one is light
+        database.insert(sample_line(time_ns=START_NS).replace(TRACE, trace) for trace in traces)
+        shown = ClickHouse(database.address, database.environment)
+        assert shown.count_requests(Selection("samples")) == 0
+    finally:
+        for name in settings:
+            database.do(f"SET {name} = 0")
+    assert dict(shown.recording.facet_values(Selection("samples"))["span"].values) == {"(span not received)": 202}
 
 
 def test_a_stretch_without_samples_is_empty(database: Database, tmp_path: Path, lines: list[str]) -> None:
