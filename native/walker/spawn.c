@@ -46,8 +46,7 @@ typedef struct {
     int error;           /* 0, or errno of a step that failed, in one of the three processes */
 } spawn_request;
 
-/* Close all descriptors from `first`, as listed in /proc, on kernels without close_range. Return false if there is
- * no list. */
+/* Close all descriptors from `first`, as listed in /proc. Return false if there is no list. */
 static bool close_listed(int first)
 {
     char entries[LIST_BYTES] __attribute__((aligned(8)));
@@ -84,7 +83,9 @@ static bool arrange_descriptors(const PyObject *listener)
     for (int standard = 0; standard < LISTENER; standard++) {
         (void)close(standard);
     }
-    if (syscall(SYS_close_range, LISTENER + 1, ~0U, 0) != 0 && !close_listed(LISTENER + 1)) {
+    /* Filters of system calls that are older than close_range (systemd 245) kill who calls it. Before Linux 5.16 that
+     * also ends all that share its memory: the host. */
+    if (!close_listed(LISTENER + 1) && syscall(SYS_close_range, LISTENER + 1, ~0U, 0) != 0) {
         return false;
     }
     return open("/dev/null", O_RDWR) == 0 && dup2(0, 1) == 1 && dup2(0, 2) == 2;

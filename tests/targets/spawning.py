@@ -45,16 +45,20 @@ def _open_others() -> None:
     os.dup2(1, 700)
 
 
-def _open_others_without_close_range() -> None:
+def _open_others_below_an_old_filter() -> None:
     _open_others()
     for _ in range(300):  # more than one list has room for
         os.dup(1)
-    seccomp.refuse("close_range", errno.ENOSYS)
+    seccomp.kill_at("close_range")
 
 
 def _hide_proc() -> None:
+    os.chroot(_PROGRAM.parent)  # and the program
+
+
+def _hide_proc_without_close_range() -> None:
     seccomp.refuse("close_range", errno.ENOSYS)
-    os.chroot(_PROGRAM.parent)  # no program is needed: the error comes before
+    _hide_proc()
 
 
 def _schedule(policy: int, priority: int = 0) -> None:
@@ -65,8 +69,9 @@ CONDITIONS: dict[str, Callable[[], object]] = {
     "plain": lambda: None,
     "blocked signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGINT}),
     "descriptors": _open_others,
-    "no close_range": _open_others_without_close_range,
+    "old filter": _open_others_below_an_old_filter,
     "no list of descriptors": _hide_proc,
+    "no close_range either": _hide_proc_without_close_range,
     "real time": lambda: _schedule(os.SCHED_RR, 10),
     "batch": lambda: _schedule(os.SCHED_BATCH),
     "subreaper": _become_subreaper,

@@ -46,7 +46,7 @@ def _spawn_under(condition: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "condition", ["plain", "blocked signals", "descriptors", "no close_range", "standard descriptors"]
+    "condition", ["plain", "blocked signals", "descriptors", "old filter", "standard descriptors"]
 )
 def test_spawned_program_has_nothing_of_its_host(condition: str) -> None:
     state = _spawn_under(condition)
@@ -86,10 +86,14 @@ def test_spawn_that_the_system_refuses_is_an_error(condition: str, error: str) -
     assert _spawn_under(condition)["error"] == error
 
 
-def test_spawn_without_a_way_to_close_descriptors_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("condition", "error"),
+    [("no list of descriptors", "ENOENT"), ("no close_range either", "ENOSYS")],  # ENOENT: there is no program
+)
+def test_descriptors_are_closed_without_a_list_where_the_kernel_can(condition: str, error: str) -> None:
     if os.geteuid() != 0:
         pytest.skip("chroot needs root")
-    assert _spawn_under("no list of descriptors")["error"] == "ENOENT"
+    assert _spawn_under(condition)["error"] == error
 
 
 def test_spawned_program_killed_before_exec_leaves_the_host_going_on() -> None:
