@@ -45,9 +45,7 @@ def _spawn_under(condition: str) -> Any:
         return target.json("state")
 
 
-@pytest.mark.parametrize(
-    "condition", ["plain", "blocked signals", "descriptors", "old filter", "standard descriptors"]
-)
+@pytest.mark.parametrize("condition", ["plain", "blocked signals", "descriptors", "old filter", "standard descriptors"])
 def test_spawned_program_has_nothing_of_its_host(condition: str) -> None:
     state = _spawn_under(condition)
     assert state["parent"] != state["host"]
