@@ -70,6 +70,20 @@ def _printable(argument: object) -> object:
 
 
 logger.addFilter(make_printable)
+_is_enabled_for = logger.isEnabledFor
+
+
+def is_enabled_for(level: int) -> bool:
+    """Return True if the application wants lines of `level`.
+
+    By default `logging.config` disables all loggers that exist, as ours does under `splunk-profiler run`. Its level is
+    what silences it.
+    """
+    logger.disabled = False
+    return _is_enabled_for(level)
+
+
+logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign]
 _make_record = logger.makeRecord
 
 

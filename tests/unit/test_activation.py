@@ -150,6 +150,15 @@ def test_second_start_with_other_settings_keeps_the_first_and_warns_once() -> No
     assert run_code(code).count("another start() has no effect on enabled\n") == 1
 
 
+def test_lines_are_logged_after_logging_is_configured_anew() -> None:
+    code = (
+        "import logging.config, splunk_profiler as p\nassert not p.start(p.Config(enabled=False))\n"
+        "logging.config.dictConfig({'version': 1})\n"  # disables all loggers that are there
+        "assert not p.start(p.Config(enabled=True))\n"
+    )
+    assert run_code(code).count("another start() has no effect on enabled\n") == 1
+
+
 def test_the_settings_of_the_first_start_hold_after_a_stop() -> None:
     code = (
         "import os, splunk_profiler as p\nassert p.start(p.Config(enabled=True))\np.stop()\n"
