@@ -71,7 +71,7 @@ class AllocationEventSource(EventSource):
         if counters.live_forgotten:
             self._once_log.log(
                 "memory in use is missing in the profiles: another library has removed the hooks of the allocators"
-                " for a while; start tracemalloc and the like before the profiler, or leave them on"
+                " for a while; start tracemalloc and the like after the profiler, or leave them on"
             )
         events: list[RawEvent | RawBlocksEnded] = [_make_event(each) for each in allocations]
         return [*events, RawBlocksEnded(ended)] if ended else events

@@ -78,7 +78,7 @@ def test_hooks_see_frees_again_when_blocks_in_use_are_followed_later() -> None:
         assert len(drained.live) >= 20
         del made
         drained.drain()
-        assert not [each for each in drained.live.values() if each.thread.stack[0][0] == "make_bytes"]
+        assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
     drained.ticker.stop_allocations()
     assert allocators() == before
 
@@ -117,9 +117,25 @@ def test_blocks_end_where_their_ends_may_have_been_missed(caplog: pytest.LogCapt
     assert drained.ticker.counters().live_forgotten >= 20
     AllocationEventSource(drained.ticker, 1, tracks_live=True).drain()
     assert "another library has removed the hooks" in caplog.messages[-1]
+    assert "start tracemalloc and the like after the profiler" in caplog.messages[-1]
     drained.ticker.stop_allocations()
     drained.drain()
-    assert not [each for each in drained.live.values() if each.thread.stack[0][0] == "make_bytes"]
+    assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+
+
+def test_blocks_stay_followed_where_a_library_ends_that_came_after_the_hooks() -> None:
+    drained = Drained(make())
+    drained.ticker.start_allocations(1_000, True)
+    tracemalloc.start()
+    kept = make_bytes([50_000] * 20)
+    tracemalloc.stop()
+    drained.drain()
+    assert len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]) >= 20
+    del kept
+    drained.drain()
+    assert drained.ticker.counters().live_forgotten == 0
+    drained.ticker.stop_allocations()
+    assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
 
 
 def test_hook_that_keeps_calls_from_ours_makes_no_circle() -> None:
