@@ -31,7 +31,9 @@ _RETRIED_CODES = {
 }
 # Messages of collectors, and gRPC's for a proxy that answers 413, as nginx does above 1 MiB.
 _TOO_LARGE_PATTERN = re.compile(
-    r"larger than|too large|too big|max.?message.?size|smaller batch|http2 header with status: 413", re.I
+    r"larger than|too large|too big|message exceeds (the )?max|max.?message.?size|smaller batch"
+    r"|http2 header with status: 413",
+    re.I,
 )
 _TOO_LARGE_ANSWER = "CLIENT: Received message larger"  # gRPC's error for an answer: the records may have been taken
 _TOO_LARGE_CODES = (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_ARGUMENT, _CODE.UNKNOWN)

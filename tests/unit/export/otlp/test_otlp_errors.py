@@ -93,6 +93,8 @@ class Refusal(grpc.RpcError):  # type: ignore[misc]  # gRPC has no types
         ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5242880 vs. 4194304)"),
         ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (5242880 vs. 4194304)"),
         ("RESOURCE_EXHAUSTED", "the request has 2097152 bytes, 1048576 are allowed; send smaller batches"),
+        ("RESOURCE_EXHAUSTED", "gRPC message exceeds maximum size 4194304: 5242880"),  # grpc-java
+        ("RESOURCE_EXHAUSTED", "Received message exceeds the maximum configured message size."),  # grpc-dotnet
         ("OUT_OF_RANGE", "Error, decoded message length too large: found 5242880 bytes, the limit is: 4194304 bytes"),
         ("UNKNOWN", "Received http2 header with status: 413"),
     ],
