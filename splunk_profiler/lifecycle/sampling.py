@@ -236,8 +236,11 @@ class Sampling:
         max_overhead, limit = self._resolved.config.overhead_limit, None
         if max_overhead is not None:
             limiter = OverheadLimiter(self._periods.base_ns, max_overhead)
-            limit = OverheadLimit(limiter, self.output.cpu_ns, self._apply_new_periods)
+            limit = OverheadLimit(limiter, self._output_cpu_ns, self._apply_new_periods)
         return Sampler(self._ticker, self._periods, self._handle, limit, on_drained=self._send)
+
+    def _output_cpu_ns(self) -> int:
+        return self.output.cpu_ns()  # of the one that a fallback has put there
 
     def _apply_new_periods(self, base_ns: int) -> None:
         config, periods, now = self._resolved.config, self._periods, self._periods.stretched(base_ns)

@@ -59,6 +59,17 @@ class _FullOutput(StreamOutput):
         return True
 
 
+class _CountedOutput(StreamOutput):
+    """An output that notes that its CPU time is read."""
+
+    def __init__(self) -> None:
+        self.counted = threading.Event()
+
+    def cpu_ns(self) -> int:
+        self.counted.set()
+        return 0
+
+
 def _start_sampling(output: StreamOutput, calls: PublishingCalls | None = None) -> Sampling:
     resolved = from_config(Config(enabled=True, exporter="thread", call_stack_interval_ms=10), {})
     tagger = ResourceTagger(RuntimeId.new(), on_spans=False)
@@ -101,3 +112,12 @@ def test_full_output_gets_no_stream_and_losses_are_counted() -> None:
     (lost,) = [item.snapshots for item in output.items if isinstance(item, CapturesLost)]
     assert lost > 1
     assert isinstance(output.items[-1], CaptureEnded)
+
+
+def test_limit_counts_the_output_that_has_replaced_the_first_one() -> None:
+    output = _CountedOutput()
+    sampling = _start_sampling(output)
+    try:
+        assert output.counted.wait(30)
+    finally:
+        sampling.stop(10)
