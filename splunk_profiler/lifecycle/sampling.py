@@ -34,11 +34,11 @@ from splunk_profiler.otel.local_roots import LocalRootTracker
 from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.otel.trace_selector import TraceSelector
 from splunk_profiler.raw import Periods, RawSnapshot
-from splunk_profiler.system.context_values import ContextValues
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.user_labels import sample_labels
-from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
+from splunk_profiler.user_labels.label_tracker import LabelTracker
+from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER
 
 _FIRST_SEND_S = 0.5  # for the exporter process to be ready when the first samples come
 _AUDIT_S = 1.0  # between two audits of what is published: beside busy threads, each waits for the GIL
@@ -80,7 +80,7 @@ class Sampling:
         self.resource_tagger = resource_tagger
         if parent is None:
             self._context_tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), on_fork_in_child)
-            self._label_tracker: ContextValues[ActiveLabels] = ContextValues(CURRENT_LABELS)
+            self._label_tracker = LabelTracker()
         else:  # the parent's trackers know what the forking thread has attached
             self._context_tracker, self._label_tracker = parent._context_tracker, parent._label_tracker
         self._local_roots = self._make_local_roots(parent)
@@ -113,7 +113,7 @@ class Sampling:
         if not self.is_native:
             self._context_tracker.install()
             if config.sends_profiles:
-                LABEL_PUBLISHER.set_listener(self._label_tracker.set_value)
+                LABEL_PUBLISHER.listener = self._label_tracker
             log = logger.info if config.walker == "portable" else logger.warning
             log(
                 "the portable walker is used: %s. It finds the spans that a thread, task or greenlet opens itself; in"
@@ -155,7 +155,7 @@ class Sampling:
         self.output.stop(0.0 if is_empty else max(deadline_s - time.monotonic(), 0.0))
         if not self.is_native:
             self._context_tracker.remove()
-            LABEL_PUBLISHER.set_listener(None)
+            LABEL_PUBLISHER.listener = None
             self._label_tracker.clear()
         if self._local_roots is not None:
             self._local_roots.detach()

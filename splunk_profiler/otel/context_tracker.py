@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from splunk_profiler.otel import spans
 from splunk_profiler.system.context_values import ContextValues
 from splunk_profiler.system.method_patch import MethodPatch
 
@@ -35,21 +36,20 @@ class ContextTracker(ContextValues[Any]):
         """Patch the methods, once."""
         if self._patch.is_installed:
             return
-        attach, detach, get_current = self._runtime.attach, self._runtime.detach, self._runtime.get_current
+        attach, detach = self._runtime.attach, self._runtime.detach
 
         def tracked_attach(context: Any) -> Any:
             self._on_attach()
             token = attach(context)
             if self._patch.is_installed:
-                self._record_attached(context)
+                self._record_attached(token, context)
             return token
 
         def tracked_detach(token: Any) -> None:
-            detached = get_current()
             try:
                 detach(token)
             finally:
-                self._record_detached(detached)
+                self._record_detached(token)
 
         self._patch.install({"attach": tracked_attach, "detach": tracked_detach})
 
@@ -58,29 +58,31 @@ class ContextTracker(ContextValues[Any]):
         self._patch.remove()
         self.clear()
 
-    def _record_attached(self, context: Any) -> None:
+    def _record_attached(self, token: Any, context: Any) -> None:
         try:
             current = self._current()
-            current.attached.append((context, current.value))
-            if len(current.attached) > _MAX_ATTACHED:
-                del current.attached[0]
+            attached = current.attached
+            attached[id(token)] = current.value
+            if len(attached) > _MAX_ATTACHED:
+                del attached[next(iter(attached))]
             current.value = context or None
         except Exception as error:  # the application needs its token
             self._guard.note(error)
 
-    def _record_detached(self, detached: Any) -> None:
-        """Record that `detached` was detached, and which context is current now.
+    def _record_detached(self, token: Any) -> None:
+        """Record which context is current now.
 
         That one may belong to another task or to a copied context that ends without a call; it
-        would then stay for ever. So it counts only if it was current when `detached` was attached.
+        would then stay for ever. So it counts only if it was current when `token` was made.
         """
         try:
-            current, previous, restored = self._current(), None, self._runtime.get_current()
-            attached = current.attached
-            for position in range(len(attached) - 1, -1, -1):
-                if attached[position][0] is detached:
-                    previous = attached.pop(position)[1]
-                    break
-            current.value = restored or None if restored is previous else None
+            current = self._current()
+            previous = current.attached.pop(id(token), None)
+            current.value = previous if previous is not None and self._is_current(previous) else None
         except Exception as error:
             self._guard.note(error)
+
+    def _is_current(self, context: Any) -> bool:
+        current = self._runtime.get_current()
+        # Holders other than OpenTelemetry's may make a context at each call.
+        return current is context or (self._variable is None and spans.span_ref(current) == spans.span_ref(context))

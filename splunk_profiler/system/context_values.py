@@ -1,9 +1,9 @@
 """The values that threads have set in their contexts, for walkers that cannot read them from the interpreter.
 
 In an event loop the running task decides: by its own context where it has one (CPython 3.12), else by the value that
-it set last. Under gevent or eventlet the running greenlet decides. Where a thread can change its context without a call
-of ours (copied contexts, trio), a value is missing rather than wrong. `value_of` runs on the ticker's thread, the rest
-on the application's threads: must be short and must not raise.
+it set last. Under gevent or eventlet the running greenlet decides. A value that came with a copied context, or was set
+in trio, is missing. In another context that it enters by `Context.run`, a thread keeps the value of its own. `value_of`
+runs on the ticker's thread, the rest on the application's threads: must be short and must not raise.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ Value = TypeVar("Value")
 class CurrentValue(Generic[Value]):
     """The current value of one thread, task or greenlet."""
 
-    __slots__ = ("__weakref__", "attached", "ident", "loop", "value")
+    __slots__ = ("__weakref__", "attached", "first", "ident", "loop", "value")
 
     def __init__(self, ident: int) -> None:
         self.ident = ident  # of the thread
         self.value: Value | None = None
-        self.attached: list[tuple[Value, Value | None]] = []  # not detached so far, each with the value before
+        self.attached: dict[int, Value | None] = {}  # ids of the tokens that are not detached so far → values before
+        self.first: Value | None = None  # the last one entered above a value that came with a copied context
         self.loop: Any = None  # the event loop in which the thread set a value
 
 
@@ -45,13 +46,6 @@ class ContextValues(Generic[Value]):
         self._by_thread: WeakValueDictionary[int, CurrentValue[Value]] = WeakValueDictionary()
         self._by_task: dict[ref[Any], CurrentValue[Value]] = {}
         self._by_greenlet: dict[ref[Any], CurrentValue[Value]] = {}
-
-    def set_value(self, value: Value | None) -> None:
-        """Record the new value of the calling thread, or of its task or greenlet."""
-        try:
-            self._current().value = value
-        except Exception as error:  # a block of the guard costs more
-            self._guard.note(error)
 
     def value_of(self, ident: int) -> Value | None:
         """Return the value of the thread with this ident, or None. Under gevent this looks at all greenlets."""
@@ -88,9 +82,10 @@ class ContextValues(Generic[Value]):
         if current is None:
             current = self._local.current = CurrentValue(self._get_ident())
             self._by_thread[current.ident] = current
-        running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)  # missing during the import
+        modules = sys.modules
+        running_loop = getattr(modules.get("asyncio"), "_get_running_loop", None)  # missing during the import
         loop = running_loop and running_loop()
-        is_in_trio = "trio" in sys.modules and _is_in_trio()
+        is_in_trio = "trio" in modules and _is_in_trio()
         if loop is None and not is_in_trio:
             return current
         current.loop = loop

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 MAX_LABELS = 7  # readers take ten; three are the profiler's own
 MAX_KEY_BYTES = 25
@@ -43,15 +43,6 @@ class ActiveLabels:
         self._published_form: Any = None
         self.sample_form: tuple[tuple[str, str], ...] | None = None
 
-    def end(self) -> None:
-        """Skip what has ended: contexts copied inside the block keep this set, and a job that reschedules itself all.
-
-        The rest stays: where the block ended in a copied context, blocks around it have yet to end in the original.
-        """
-        self.added = None
-        while self.outer is not None and self.outer.added is None:
-            self.outer = self.outer.outer
-
     def encode_for_publishing(self, encoder: LabelEncoder, warn: Warn) -> Any:
         """Return the published form, made once by `encoder`; `warn` gets (kind, sentence) of what is lost."""
         if self._encoded_by is not encoder:
@@ -64,13 +55,27 @@ CURRENT_LABELS: ContextVar[ActiveLabels | None] = ContextVar("splunk_profiler_la
 PUBLISHED_LABELS: ContextVar[Any] = ContextVar("splunk_profiler_published_labels", default=None)
 
 
+class LabelListener(Protocol):
+    """A listener to the labels of all threads, called on each of them; must not raise."""
+
+    def enter(self, entered: ActiveLabels) -> None:
+        """Note the labels of a block that begins."""
+
+    def leave(self, ended: ActiveLabels, outer: ActiveLabels | None) -> None:
+        """Note that the block of `ended` ends, and `outer` is in force."""
+
+
 class LabelPublisher:
-    """The destination of labels while publishing is on, one in a process."""
+    """The destination of labels while publishing is on, one in a process.
+
+    Attributes:
+        listener: hears of each change, also while nothing is published.
+    """
 
     def __init__(self) -> None:
         self._target: tuple[LabelEncoder, Callable[[ContextVar[Any], Any], None]] | None = None
         self._warned: dict[str, object] = {}
-        self._listener: Callable[[ActiveLabels | None], None] | None = None
+        self.listener: LabelListener | None = None
 
     def open(self, encoder: LabelEncoder, set_variable: Callable[[ContextVar[Any], Any], None]) -> None:
         """Publish labels from the next change on; `set_variable` sets a variable and publishes the calling thread."""
@@ -81,14 +86,8 @@ class LabelPublisher:
         """Stop publishing labels."""
         self._target = None
 
-    def set_listener(self, listener: Callable[[ActiveLabels | None], None] | None) -> None:
-        """Call `listener`, which must not raise, with the labels of the calling thread at each change."""
-        self._listener = listener
-
     def publish(self, labels: ActiveLabels | None) -> None:
         """Publish the labels that are now in force on the calling thread."""
-        if (listener := self._listener) is not None:
-            listener(labels)
         if (target := self._target) is not None:
             encoder, set_variable = target
             published = None if labels is None else labels.encode_for_publishing(encoder, self.warn_once)
@@ -137,6 +136,8 @@ class labels:  # noqa: N801  # used like a function
         else:
             entered = self._standalone_set = self._standalone_set or ActiveLabels(self._pairs, self._pairs)
         CURRENT_LABELS.set(entered)
+        if (listener := LABEL_PUBLISHER.listener) is not None:
+            listener.enter(entered)
         LABEL_PUBLISHER.publish(entered)
 
     def __exit__(
@@ -150,7 +151,13 @@ class labels:  # noqa: N801  # used like a function
         outer = ended.outer
         CURRENT_LABELS.set(outer)
         if outer is not None:  # else the set is in force wherever this object is in use without an outer block
-            ended.end()
+            ended.added = None
+            # Contexts copied inside the block keep `ended`, and a job that reschedules itself would keep all its turns.
+            # Blocks that have not ended stay: this one may have ended in a copy of the context in which they will.
+            while ended.outer is not None and ended.outer.added is None:
+                ended.outer = ended.outer.outer
+        if (listener := LABEL_PUBLISHER.listener) is not None:
+            listener.leave(ended, outer)
         LABEL_PUBLISHER.publish(outer)
 
     def __call__(self, function: Decorated) -> Decorated:

@@ -21,8 +21,8 @@ from splunk_profiler.formats.datadog_pprof import translate_profile
 from splunk_profiler.model import Aggregate, Sample, Stack
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
-from splunk_profiler.system.context_values import ContextValues
-from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER, ActiveLabels
+from splunk_profiler.user_labels.label_tracker import LabelTracker
+from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER
 from splunk_profiler.user_labels.sample_labels import (
     MAX_LABELS,
     MAX_NAME_CHARACTERS,
@@ -42,7 +42,7 @@ class Watcher:
 
     def __init__(self, choice: WalkerChoice) -> None:
         self.reads_the_interpreter = choice.name == "native"  # and sees labels without a listener
-        self.tracker: ContextValues[ActiveLabels] = ContextValues(CURRENT_LABELS)
+        self.tracker = LabelTracker()
         contexts = ContextTracker(spans.runtime_context(), spans.context_variable(), lambda: None)
         self._ticker = make_ticker(
             choice,
@@ -73,9 +73,9 @@ def watcher(request: pytest.FixtureRequest) -> Iterator[Watcher]:
         pytest.skip(f"no native walker: {choice.reason}")
     watcher = Watcher(choice)
     if request.param == "portable":
-        LABEL_PUBLISHER.set_listener(watcher.tracker.set_value)
+        LABEL_PUBLISHER.listener = watcher.tracker
     yield watcher
-    LABEL_PUBLISHER.set_listener(None)
+    LABEL_PUBLISHER.listener = None
 
 
 def shown(**pairs: object) -> dict[str, str]:
@@ -153,15 +153,27 @@ def test_labels_that_came_with_a_copied_context_are_seen_or_missing(watcher: Wat
     with labels(route="/"):
         context = contextvars.copy_context()
     found: list[dict[str, str]] = []
-    thread = threading.Thread(target=context.run, args=(lambda: found.append(watcher.seen()),))
+
+    def work() -> None:
+        found.append(watcher.seen())
+        with labels(step="query"):
+            found.append(watcher.seen())
+        found.append(watcher.seen())
+
+    def run_job() -> None:
+        context.run(work)
+        found.append(watcher.seen())  # of a pool's thread that waits for its next job
+
+    thread = threading.Thread(target=run_job)
     thread.start()
     thread.join()
-    assert found == [{"route": "/"} if watcher.reads_the_interpreter else {}]
+    inherited = {"route": "/"} if watcher.reads_the_interpreter else {}
+    assert found == [inherited, {"route": "/", "step": "query"}, inherited, {}]
 
 
 def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
-    tracker: ContextValues[ActiveLabels] = ContextValues(CURRENT_LABELS)
-    LABEL_PUBLISHER.set_listener(tracker.set_value)
+    tracker = LabelTracker()
+    LABEL_PUBLISHER.listener = tracker
     try:
         idents: list[int] = []
 
@@ -175,7 +187,7 @@ def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
         thread.join()
         assert tracker.value_of(idents[0]) is None
     finally:
-        LABEL_PUBLISHER.set_listener(None)
+        LABEL_PUBLISHER.listener = None
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES), *(prefix + "name" for prefix in RESERVED_PREFIXES)])
