@@ -23,6 +23,7 @@ from splunk_profiler.code_origin.distributions import (
     module_globals,
     read_entry,
 )
+from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.model import CodeOrigin, OriginKind
 from splunk_profiler.system.guard import logger
 
@@ -31,6 +32,7 @@ APPLICATION = CodeOrigin(OriginKind.APPLICATION)
 LIBRARY = CodeOrigin(OriginKind.LIBRARY)
 STANDARD_LIBRARY = CodeOrigin(OriginKind.STANDARD_LIBRARY, "python", platform.python_version())
 
+_OTHER_STANDARD_LIBRARY = CodeOrigin(OriginKind.STANDARD_LIBRARY, "python")  # of a Python whose version is not known
 _PROFILER = CodeOrigin(OriginKind.LIBRARY, OWN_NAME)  # an installed distribution adds the version
 _MAX_READ_S = 0.3  # of one call; forks and the end of the process wait for it
 _PAUSE_INTERVAL_NS = 1_000_000
@@ -128,6 +130,8 @@ class CodeClassifier:
     def _find(self, file: str, namespace: str) -> CodeOrigin:
         if file.startswith("/"):
             found = self._origin_of_path(file) or self._origin_of_path(self._real_path(file))
+            if found is None and is_library(file):
+                return _OTHER_STANDARD_LIBRARY  # a stream is replayed
             if found is not None or os.path.exists(file):  # noqa: PTH110  # never raises
                 return found or APPLICATION
             return self._origin_of_module(file, namespace)  # it was delivered as bytecode that was compiled elsewhere

@@ -206,6 +206,13 @@ def test_code_without_a_distribution_is_known_by_where_it_is(file: str, namespac
     assert make_classifier().classify(file, namespace) == origin
 
 
+def test_the_library_of_another_python_is_not_the_applications(tmp_path: Path) -> None:
+    put(tmp_path, {"lib/python3.9/json/decoder.py": FUNCTION})
+    other = CodeOrigin(OriginKind.STANDARD_LIBRARY, "python")
+    for place in (tmp_path, "/gone"):
+        assert make_classifier().classify(f"{place}/lib/python3.9/json/decoder.py", "json.decoder.JSONDecoder") == other
+
+
 @pytest.mark.parametrize("file", [None, "os.py", 7])
 def test_a_program_that_modules_are_built_into_is_no_standard_library(
     file: object, monkeypatch: pytest.MonkeyPatch
