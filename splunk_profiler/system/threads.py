@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -127,6 +128,8 @@ class Worker:
                 real("_thread", "start_new_thread")(self._run_without_threading, ())
             else:
                 self._thread = _Thread(target=self._run, name=self.name, daemon=True)
+                # CPython 3.14 may let it inherit the caller's, with a span.
+                self._thread._context = Context()  # type: ignore[attr-defined]
                 self._thread.start()
         except RuntimeError:
             self._thread, self._has_ended = None, True  # there is nothing to join

@@ -182,8 +182,30 @@ print("ok")
 """
 
 
-def _run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+INHERITANCE = """
+import contextvars, weakref
+from splunk_profiler.system.threads import WakeEvent, Worker
+class Span: pass
+current, over, seen = contextvars.ContextVar("current", default=None), WakeEvent(), []
+current.set(Span())
+ended = weakref.ref(current.get())
+def body():
+    over.wait(60)
+    seen.append(current.get())
+worker = Worker("subject", body)
+worker.start()
+current.set(None)
+assert ended() is None, "the worker keeps it"
+over.set()
+assert worker.join(60) and seen == [None], seen
+print("ok")
+"""
+
+
+def _run(code: str, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -194,6 +216,10 @@ def test_worker_is_a_real_thread_if_gevent_patched_threading_before() -> None:
 
 def test_worker_is_a_real_thread_if_gevent_patches_threading_afterwards() -> None:
     assert _run(f"BEFORE = False\n{GEVENT}") == "ok\n"
+
+
+def test_worker_has_no_span_of_the_thread_that_starts_it() -> None:
+    assert _run(INHERITANCE, "-X", "thread_inherit_context=1") == "ok\n"  # has an effect from CPython 3.14 on
 
 
 def test_what_gevent_replaces_is_found_without_an_import() -> None:
