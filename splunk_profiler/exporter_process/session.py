@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -50,7 +50,7 @@ class StreamSession:
     """The session of the process `pid`, until its stream ends."""
 
     def __init__(self, pid: int, shares: Shares) -> None:
-        self._pid = pid
+        self._pid: Any = pid  # then as the process itself sees it: it may have a namespace of its own
         self._shares = shares
         self._reader = StreamReader()
         self._resolved: Resolved | None = None
@@ -78,6 +78,7 @@ class StreamSession:
 
     def feed(self, data: bytes) -> None:
         """Process the next bytes of the stream; `StreamError` if it cannot be read."""
+        self._shares.count(self, len(data))
         for item in self._reader.feed(data):
             if isinstance(item, ProcessStarted) and self._pipeline is None:
                 self._begin(item)
@@ -137,23 +138,31 @@ class StreamSession:
             _SESSIONS.pop(ident, None)
 
     def close(self) -> None:
-        """Begin to send everything; `is_done` is True once that is over."""
+        """Begin to send everything; `is_done` is True once that is over. `RuntimeError` if no thread can do it."""
         if self.is_closing:
             return
         self.is_closing = True
-        if self._batch_exporter is None:
+        if self._pipeline is None or self._batch_exporter is None:
             self.is_done = True
-        else:
+            return
+        try:
             self._close_thread.start()
+        except RuntimeError:
+            self._batch_exporter.stop(0)
+            self._shares.end(self)
+            self.is_done = True
+            raise
 
     def _begin(self, started: ProcessStarted) -> None:
         resolved = self._resolved = from_values(started.settings)
+        self._pid = started.settings.get("pid", self._pid)
         self._is_forked_child = started.settings.get("is_forked_child") is True
         self._sink = DeferredSink(self._open_sink, self._knows_service)
         self._batch_exporter = make_batch_exporter(resolved.config, self._sink)
-        self._pipeline = make_pipeline(resolved.config, self._deliver)
+        pipeline = make_pipeline(resolved.config, self._deliver)
         self._batch_exporter.expect_run()
         self._export_thread.start()
+        self._pipeline = pipeline  # last: without a thread, nothing is reported as if it worked
 
     def _deliver(self, records: tuple[Any, ...]) -> None:
         assert self._batch_exporter is not None
@@ -231,8 +240,9 @@ class StreamSession:
 
 
 class Shares:
-    """The CPU time and the memory of the exporter process, shared out equally among its sessions.
+    """The CPU time and the memory of the exporter process, shared out among its sessions.
 
+    CPU time goes by the bytes that each has got since it was last shared out, memory in equal parts.
     `on_loaded` is called once the first session can export.
     """
 
@@ -241,6 +251,7 @@ class Shares:
         self._last_ns = time.process_time_ns()
         self._lock = real_lock()  # sessions have threads of their own
         self._used_ns: dict[StreamSession, int] = {}
+        self._fed_bytes: Counter[StreamSession] = Counter()
         self._is_loaded = False
 
     def begin(self, session: StreamSession) -> None:
@@ -252,6 +263,11 @@ class Shares:
             is_first, self._is_loaded = not self._is_loaded, True
         if is_first:
             self._on_loaded()
+
+    def count(self, session: StreamSession, size: int) -> None:
+        """Count bytes that a session has got."""
+        with self._lock:
+            self._fed_bytes[session] += size
 
     def sessions(self) -> list[StreamSession]:
         """Return those that count."""
@@ -278,8 +294,10 @@ class Shares:
         """Needs the lock."""
         now_ns = time.process_time_ns()
         used_ns, self._last_ns = now_ns - self._last_ns, now_ns
-        for session in self._used_ns:
-            self._used_ns[session] += used_ns // len(self._used_ns)
+        weights = {session: self._fed_bytes[session] + 1 for session in self._used_ns}
+        for session, weight in weights.items():
+            self._used_ns[session] += used_ns * weight // sum(weights.values())
+        self._fed_bytes.clear()
 
 
 def _lower_priority() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ class ProcessExport(StreamOutput):
 
     def settings(self, resolved: Resolved, *, is_forked_child: bool) -> dict[str, Any]:
         """Return the settings with which the exporter process exports, secrets included."""
-        return {**to_values(resolved), "is_forked_child": is_forked_child}
+        return {**to_values(resolved), "is_forked_child": is_forked_child, "pid": os.getpid()}
 
     def send(self, data: bytes) -> bool:
         """Send `data` whole, without waiting; return False if it is lost and the stream has to begin anew."""

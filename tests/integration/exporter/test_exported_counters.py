@@ -35,6 +35,7 @@ from splunk_profiler.stream.records import (
 from splunk_profiler.stream.writer import json_object
 
 SECOND_NS = 1_000_000_000
+INNER_PID = 2  # as a process in a namespace of its own sees itself
 
 
 @pytest.fixture
@@ -53,8 +54,10 @@ def stream(output: ProcessExport, resolved: Resolved, snapshots: int) -> bytes:
     """Return a stream of one thread that works."""
     now_ns = time.time_ns()
     entry = ThreadEntry(1, 1, 0, 0, SECOND_NS, 2, 0)
+    settings = output.settings(resolved, is_forked_child=True)
+    assert settings["pid"] == os.getpid()
     records: list[Record] = [
-        StartRecord(json_object(output.settings(resolved, is_forked_child=True))),
+        StartRecord(json_object({**settings, "pid": INNER_PID})),
         ResourceRecord(1, json_object({"service.name": "shop"}), ""),
         FrameRecord(1, 7, 5, "shop", "work", "shop.py", ""),
         StackRecord(1, 0, [1]),
@@ -77,7 +80,7 @@ def test_host_knows_what_was_delivered_when_it_has_stopped(profiled: Callable[[R
         output.stop(30)
         assert output.counters() == RecordCounters(recorded=3, delivered=3)
         receiver.catch_up()
-        assert len(receiver.records()) == 3
+        assert [record["resource"]["process.pid"] for record in receiver.records()] == [INNER_PID] * 3
     for exporter in find_exporters(os.getpid()):
         wait_for_end(exporter)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from splunk_profiler.exporter_process.status import StatusError, decode
 from splunk_profiler.model import Batch, DataType, Event, ExportResult, ExportStatus, Profile
 from splunk_profiler.raw import RawEvent
 from splunk_profiler.stream.codec import encode
-from splunk_profiler.stream.records import LostRecord
+from splunk_profiler.stream.records import HEADER, LostRecord
 
 
 def test_queues_of_many_sessions_share_a_bounded_memory() -> None:
@@ -70,6 +71,55 @@ def test_cpu_time_is_shared_while_sessions_come_and_go() -> None:
         thread.join()
     assert not failures
     assert shares.sessions() == [last]
+
+
+def test_cpu_time_is_charged_to_the_sessions_whose_streams_take_it() -> None:
+    shares = Shares(lambda: None)
+    light, heavy = StreamSession(1, shares), StreamSession(2, shares)
+    for each in (light, heavy):
+        shares.begin(each)
+    before_ns = shares.take(light)
+    light.feed(HEADER)
+    heavy.feed(HEADER * 1000)  # a stream may begin anew at any time
+    until_ns = time.process_time_ns() + 50_000_000
+    while time.process_time_ns() < until_ns:
+        pass
+    assert 0 < (shares.take(light) - before_ns) * 500 < shares.take(heavy)
+
+
+def test_session_for_which_no_thread_can_start_ends_without_a_report() -> None:
+    recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
+    recorder.start(to_values(from_env()))
+    fed = StreamSession(1, Shares(lambda: None))
+    usual_bytes = threading.stack_size(1 << 46)  # no address space has room for it
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            fed.feed(recorder.take())
+        fed.tick()
+        fed.close()
+    finally:
+        threading.stack_size(usual_bytes)
+    assert fed.is_done
+    assert not fed.messages()
+
+
+def test_session_that_no_thread_can_close_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(ScriptedSink, is_known))
+    recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
+    recorder.start(to_values(from_env()))
+    shares = Shares(lambda: None)
+    fed = StreamSession(1, shares)
+    fed.feed(recorder.take())
+    (exporting,) = (thread for thread in threading.enumerate() if thread.name == "splunk-profiler-exporter")
+    usual_bytes = threading.stack_size(1 << 46)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            fed.close()
+    finally:
+        threading.stack_size(usual_bytes)
+    assert fed.is_done
+    exporting.join()
+    assert shares.sessions() == []
 
 
 @pytest.mark.parametrize("is_forked_child", [True, False])
