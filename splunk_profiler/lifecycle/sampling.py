@@ -322,12 +322,12 @@ class Sampling:
         self._record_resource()
 
     def _record_resource(self) -> None:
-        """Record the resource if it has changed; before the application has set one, what we would add to it."""
+        """Record the resource if it has changed; before the application has set one, the configured one with our id."""
         provider = spans.tracer_provider()
         resource = getattr(provider, "resource", None)
         if resource is None:
             if self._resource is None:
-                self._resource = self.resource_tagger.record_attributes()
+                self._resource = {**self._resolved.resource_attributes, **self.resource_tagger.record_attributes()}
                 self._recorder.resource(self._resource, "", is_final=False)
             return
         if not self._is_ended and not self.resource_tagger.is_settled(provider):

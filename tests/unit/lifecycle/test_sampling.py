@@ -13,7 +13,7 @@ from splunk_profiler.config import Config, from_config
 from splunk_profiler.export.stream_output import StreamOutput
 from splunk_profiler.lifecycle.sampling import PublishingCalls, Sampling
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
-from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, CapturesLost, Item
+from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, CapturesLost, Item, ResourceChanged
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system.threads import WakeEvent
 
@@ -71,7 +71,8 @@ class _CountedOutput(StreamOutput):
 
 
 def _start_sampling(output: StreamOutput, calls: PublishingCalls | None = None) -> Sampling:
-    resolved = from_config(Config(enabled=True, exporter="thread", call_stack_interval_ms=10), {})
+    config = Config(enabled=True, exporter="thread", call_stack_interval_ms=10)
+    resolved = from_config(config, {"OTEL_SERVICE_NAME": "shop"})
     tagger = ResourceTagger(RuntimeId.new(), on_spans=False)
     calls = calls or PublishingCalls()
     sampling = Sampling(resolved, lambda: None, calls, tagger, choice=choose_walker("native"), parent=None)
@@ -87,6 +88,15 @@ def test_end_that_is_lost_is_sent_again() -> None:
     sampling.stop(10)
     assert [isinstance(item, CaptureEnded) for item in output.items].count(True) == 1
     assert isinstance(output.items[-1], CaptureEnded)
+
+
+def test_stream_of_a_service_without_a_provider_has_its_name() -> None:
+    output = _LossyOutput()
+    sampling = _start_sampling(output)
+    assert output.sampled.wait(30)
+    sampling.stop(10)
+    (changed,) = {(*item.attributes.items(), item.is_final) for item in output.items if type(item) is ResourceChanged}
+    assert changed == (("service.name", "shop"), *sampling.resource_tagger.record_attributes().items(), False)
 
 
 def test_published_contexts_are_compared_once_a_second_at_most() -> None:
