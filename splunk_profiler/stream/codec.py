@@ -203,7 +203,7 @@ def _variable(hint: Any) -> tuple[Callable[[Any], bytes], _Decoder]:
 
 
 def _encode_text(text: str) -> bytes:
-    encoded = text.encode("utf-8", "replace")
+    encoded = text.encode("utf-8", "backslashreplace")
     return _LENGTH.pack(len(encoded)) + encoded
 
 
