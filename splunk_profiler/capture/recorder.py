@@ -114,7 +114,7 @@ class StreamRecorder:
             self._writer.write(LostRecord(lost))
         self._snapshot_count, self._last_count = lost, 0
         self._is_complete_due = True
-        self._endpoints.clear()
+        self._endpoints = dict.fromkeys(self._endpoints, "")  # the names are recorded again, until the roots end
 
     def start(self, settings: Mapping[str, object]) -> None:
         """Record the process; first of all."""

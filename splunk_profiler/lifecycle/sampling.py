@@ -165,7 +165,10 @@ class Sampling:
         if not self._resolved.config.sends_profiles:
             return None
         inherited = None if parent is None else parent._local_roots
-        return inherited or LocalRootTracker(self._publishing.local_root_of)
+        if inherited is None:
+            return LocalRootTracker(self._publishing.local_root_of)
+        inherited.forget_sampled()  # those of lost threads never end
+        return inherited
 
     def _make_trace_selector(self, parent: Sampling | None) -> TraceSelector | None:
         if not self._resolved.config.snapshot_enabled:

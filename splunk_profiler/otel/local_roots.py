@@ -68,6 +68,10 @@ class LocalRootTracker(SpanListener):
             del self._sampled_roots[next(iter(self._sampled_roots))]
         self._sampled_roots[root_id] = root
 
+    def forget_sampled(self) -> None:
+        """Forget the roots of samples that were taken so far."""
+        self._sampled_roots.clear()
+
     def current_name(self, root_id: int) -> tuple[str, bool]:
         """Return the name of a sampled span's local root, and True if it is final; empty if it is not known any more.
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 pytest.importorskip("splunk_profiler._walker")
 from splunk_profiler.capture.walker import choose_walker
@@ -70,12 +74,18 @@ class _CountedOutput(StreamOutput):
         return 0
 
 
-def _start_sampling(output: StreamOutput, calls: PublishingCalls | None = None) -> Sampling:
-    config = Config(enabled=True, exporter="thread", call_stack_interval_ms=10)
+def _make_sampling(
+    calls: PublishingCalls | None = None, parent: Sampling | None = None, data_format: str = "text"
+) -> Sampling:
+    config = Config(enabled=True, exporter="thread", call_stack_interval_ms=10, data_format=data_format)
     resolved = from_config(config, {"OTEL_SERVICE_NAME": "shop"})
     tagger = ResourceTagger(RuntimeId.new(), on_spans=False)
     calls = calls or PublishingCalls()
-    sampling = Sampling(resolved, lambda: None, calls, tagger, choice=choose_walker("native"), parent=None)
+    return Sampling(resolved, lambda: None, calls, tagger, choice=choose_walker("native"), parent=parent)
+
+
+def _start_sampling(output: StreamOutput, calls: PublishingCalls | None = None, data_format: str = "text") -> Sampling:
+    sampling = _make_sampling(calls, data_format=data_format)
     sampling.output = output
     sampling.start()
     return sampling
@@ -131,3 +141,18 @@ def test_limit_counts_the_output_that_has_replaced_the_first_one() -> None:
         assert output.counted.wait(30)
     finally:
         sampling.stop(10)
+
+
+def test_forked_child_keeps_no_span_that_its_parent_has_sampled() -> None:
+    output = _LossyOutput()
+    root = TracerProvider(shutdown_on_exit=False).get_tracer("test").start_span("GET")
+    kept = weakref.ref(root)
+    with trace.use_span(root):
+        sampling = _start_sampling(output, data_format="pprof-gzip-base64")
+        assert output.sampled.wait(30)
+    sampling.stop(10)
+    del root
+    assert kept() is not None
+    sampling = _make_sampling(parent=sampling, data_format="pprof-gzip-base64")
+    gc.collect()
+    assert kept() is None

@@ -13,9 +13,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from splunk_profiler.model import SpanRef
+from splunk_profiler.capture.events.garbage_collections import GC_KIND
+from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
+from splunk_profiler.model import Event, SpanRef, Stack
 from splunk_profiler.otel import local_roots
 from splunk_profiler.otel.local_roots import LocalRootTracker
+from splunk_profiler.raw import RawEvent, RawThread
 
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 
@@ -187,6 +190,20 @@ def test_spans_that_have_ended_are_not_kept(spans: Spans) -> None:
     root.end()
     assert spans.roots.current_name(id_of(root)) == ("GET", True)
     del child, root
+    assert ended() is None
+
+
+def test_root_that_was_active_at_a_new_beginning_is_not_kept(spans: Spans) -> None:
+    contexts = ContextReader(spans.roots.span_ref, endpoint_of=spans.roots.current_name)
+    recorder = StreamRecorder(contexts, is_native=False)
+    root = spans.start("GET")
+    ended = weakref.ref(root)
+    thread = RawThread(1, 2, 3, Stack((), truncated=False), trace.set_span_in_context(root), None, 0)
+    recorder.event(RawEvent(0, thread, Event(GC_KIND, (), 1, 1)))
+    recorder.restart()
+    root.end()
+    recorder.endpoints()
+    del root, thread
     assert ended() is None
 
 
