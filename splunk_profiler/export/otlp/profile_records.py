@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from splunk_profiler.code_origin.classifier import CodeClassifier
-from splunk_profiler.export.otlp.sample_records import (
+from splunk_profiler.export.otlp.log_records import (
     DATA_TYPE_ATTRIBUTE,
     SOURCE_ATTRIBUTE,
     RequestBuilder,
