@@ -66,11 +66,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     Raises:
         SourceError: it is none, of a newer format, or cannot be read.
     """
-    # Readers of a database that is being written share memory in a file beside it.
-    is_still = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
     with explained(path):
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_still else ''}",
+            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_still(path) else ''}",
             uri=True,
             timeout=_BUSY_S,
             isolation_level=None,
@@ -82,6 +80,15 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
         return connection
+
+
+def is_still(path: Path) -> bool:
+    """Return True for a store that nobody writes, where files cannot be made.
+
+    Readers of one that is being written share memory in a file beside it; of a still one they need none, and do not
+    see what is written later.
+    """
+    return not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
 
 
 def make_store(path: Path) -> None:
@@ -146,6 +153,16 @@ def explained(path: Path) -> Iterator[None]:
         raise SourceError(f"{path} cannot be used: {error}") from None
     except sqlite3.DatabaseError as error:
         raise damaged(path, error) from None
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise what SQLite says, and what reading damaged content raises, as a `SourceError` that names the file."""
+    with explained(path):
+        try:
+            yield
+        except UNREADABLE as error:
+            raise damaged(path, error) from None
 
 
 @contextmanager

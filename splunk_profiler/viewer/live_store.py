@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from splunk_profiler.viewer.columns import Columns, is_span_key
-from splunk_profiler.viewer.database import UNREADABLE, damaged, explained, open_for_reading, read_facets, read_units
+from splunk_profiler.viewer.database import explained, is_still, open_for_reading, read_facets, read_units, readable
 from splunk_profiler.viewer.model import Selection, Span
 from splunk_profiler.viewer.parts import unpack
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
-from splunk_profiler.viewer.source import Source
+from splunk_profiler.viewer.source import Source, check_request_filters
 from splunk_profiler.viewer.stacks import Numbers
-from splunk_profiler.viewer.stored_spans import count_stored_requests, read_span_names, read_spans
+from splunk_profiler.viewer.stored_spans import check_deleted, count_stored_requests, read_span_names, read_spans
 
 
 class LiveStore(Source):
@@ -58,7 +58,7 @@ class LiveStore(Source):
             before = self._connection
             self._start()
             before.close()
-        with explained(self.path):
+        with readable(self.path):
             self._connection.execute("BEGIN")  # one state of all tables
             try:
                 self._connection.execute("SELECT 1 FROM parts LIMIT 1").fetchall()
@@ -67,8 +67,6 @@ class LiveStore(Source):
                     self._read()
                     self._seen = seen
                     self.version += 1
-            except UNREADABLE as error:
-                raise damaged(self.path, error) from None
             finally:
                 self._connection.execute("COMMIT")
         self.recording.stacks.prepare()
@@ -77,7 +75,7 @@ class LiveStore(Source):
         """Return the spans of a trace."""
         if not is_span_key((trace, "")):
             return []
-        with explained(self.path):
+        with readable(self.path):
             stored = read_spans(self._connection, trace)
         return list({**stored, **self.recording.spans.get(trace, {})}.values())
 
@@ -88,9 +86,12 @@ class LiveStore(Source):
             SourceError: the store cannot be read.
             ValueError: the selection has filters that spans have no values for, or samples whose spans are deleted.
         """
+        check_request_filters(selection)
         with explained(self.path):
             first_ns, _ = self.recording.period_ns()
-            return count_stored_requests(self._connection, selection, self.recording.spans, first_ns)
+            check_deleted(self._connection, max(selection.since_ns or 0, first_ns))
+        with readable(self.path):
+            return count_stored_requests(self._connection, selection, self.recording.spans)
 
     def _read(self) -> None:
         add = self.recording
@@ -147,9 +148,12 @@ class LiveStore(Source):
         self._reader.name_spans(read_span_names(self._connection, self._reader.nameless()))
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from another of its name, while either is open; None if there is none."""
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return what tells a file from another of its name, while either is open; None if there is none.
+
+    One that is still is another when it is written.
+    """
     with suppress(OSError):
         status = path.stat()
-        return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino, *((status.st_size, status.st_mtime_ns) if is_still(path) else ())
     return None

@@ -80,7 +80,8 @@ def joined(parts: Sequence[Columns]) -> Columns:
             [part.time_ns for part in parts],
             [part.stack for part in parts],
             [part.facets for part in parts],
-            [part.span + offset for part, offset in zip(parts, offsets, strict=False)],
+            # As few bits as a part needs would not hold the sums, which numpy before version 2 leaves in them.
+            [part.span.astype(np.int64) + offset for part, offset in zip(parts, offsets, strict=False)],
         )
     )
     weights = {name: np.concatenate([part.weights[name] for part in parts])[order] for name in parts[0].weights}

@@ -26,11 +26,13 @@ def delete_old(connection: sqlite3.Connection, samples_ns: int, spans_ns: int) -
 def delete_beyond(connection: sqlite3.Connection, max_bytes: int) -> None:
     """Delete the oldest until there are a tenth fewer bytes than allowed, if there are too many.
 
+    Requests that wait are not counted: they have a limit of their own, which may be more than what is allowed here.
     Spans go alone while they take most of the room; else samples go, and the spans before those that are left. What
     samples refer to may be most of the bytes, and to clean that up reads all other parts: it is a tenth at a time.
     """
+    ((waiting,),) = connection.execute("SELECT coalesce(sum(length(line)), 0) FROM requests")
     wanted = max_bytes
-    while (used := used_bytes(connection)) > wanted:
+    while (used := used_bytes(connection) - waiting) > wanted:
         wanted = max_bytes * 9 // 10
         oldest = connection.execute("SELECT id FROM parts ORDER BY until_ns").fetchall()
         spans, span_bytes = measure_spans(connection)

@@ -24,12 +24,12 @@ from splunk_profiler.system.private_files import open_private
 from splunk_profiler.viewer.columns import Columns
 from splunk_profiler.viewer.database import (
     UNREADABLE,
-    damaged,
     explained,
     make_store,
     open_for_writing,
     read_facets,
     read_units,
+    readable,
     transaction,
 )
 from splunk_profiler.viewer.model import (
@@ -78,6 +78,7 @@ class StoreWriter:
         self.path = path
         self._limits = limits
         self._lock = threading.Lock()
+        self._named_hours: set[int] = set()  # that are over, and whose samples have the names of all spans so far
         self._lock_descriptor = _lock_file(Path(f"{os.path.realpath(path)}.lock"))
         try:
             make_store(path)
@@ -131,17 +132,15 @@ class StoreWriter:
                 there were requests that could not be read, which are dropped.
         """
         dropped: list[Exception] = []
-        try:
-            with explained(self.path):
-                while self._store_requests(now_ns, hold_ns, dropped):
-                    pass
-                self._join(now_ns)
-                self._sum_by_minute(now_ns)
-                # Before that are sums, which have no spans.
-                delete_old(self._keeping, now_ns - self._limits.all_ns, now_ns - self._limits.samples_ns - DAY_NS)
-                delete_beyond(self._keeping, self._limits.max_bytes)
-        except UNREADABLE as error:
-            raise damaged(self.path, error) from None
+        with readable(self.path):
+            while self._store_requests(now_ns, hold_ns, dropped):
+                pass
+            self._join(now_ns)
+            self._sum_by_minute(now_ns)
+            # Before that are sums, which have no spans.
+            oldest_ns, summed_ns = now_ns - self._limits.all_ns, now_ns - self._limits.samples_ns - DAY_NS
+            delete_old(self._keeping, oldest_ns, max(oldest_ns, summed_ns))
+            delete_beyond(self._keeping, self._limits.max_bytes)
         if dropped:
             raise SourceError(f"{self.path}: requests that cannot be read are dropped: {len(dropped)} ({dropped[0]})")
 
@@ -198,6 +197,11 @@ class StoreWriter:
         with transaction(self._keeping):
             self._add(recording, unread, until_ns)
             self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(place,) for place in batch])
+        spans = (span for of_trace in recording.spans.values() for span in of_trace.values())
+        periods = {(span.start_ns // HOUR_NS, span.end_ns // HOUR_NS) for span in spans}
+        self._named_hours -= {
+            hour for hour in self._named_hours if any(first <= hour <= last for first, last in periods)
+        }
 
     def _line(self, place: int) -> bytes:
         ((line,),) = self._keeping.execute("SELECT line FROM requests WHERE id = ?", (place,))
@@ -255,11 +259,21 @@ class StoreWriter:
         )
 
     def _join(self, now_ns: int) -> None:
-        """Make one part of those of an hour that is over, or if there are many of them."""
-        for period, places in self._groups("NOT is_summed", HOUR_NS):
-            is_over = (period + 1) * HOUR_NS + _LATE_NS < now_ns
-            if len(places) > (1 if is_over else _MAX_PARTS):
-                self._exchange(places, [self._read(places)])
+        """Make one part of those of an hour that is over, or if there are many of them.
+
+        Samples then get the names of spans that ended after they had become parts; those of an hour that is over, also
+        when more spans of it have come.
+        """
+        groups = self._groups("NOT is_summed", HOUR_NS)
+        over = {hour for hour, _ in groups if (hour + 1) * HOUR_NS + _LATE_NS < now_ns}
+        for hour, places in groups:
+            is_unnamed = hour in over and hour not in self._named_hours
+            if is_unnamed or len(places) > (1 if hour in over else _MAX_PARTS):
+                columns = self._read(places)
+                named = self._named(columns)
+                if len(places) > 1 or (named.facets != columns.facets).any():
+                    self._exchange(places, [named])
+        self._named_hours = over
 
     def _sum_by_minute(self, now_ns: int) -> None:
         """Make sums by minute of the samples of a day when all of them are old enough."""
@@ -271,7 +285,7 @@ class StoreWriter:
                 f"SELECT count(*) FROM parts WHERE id IN ({marks}) AND NOT is_summed", places
             )
             if unsummed:
-                columns = self._read(places)
+                columns = self._named(self._read(places))
                 self._exchange(places, by_minute(columns, self._processes(columns)), is_summed=True)
 
     def _exchange(self, places: Sequence[int], columns: Sequence[Columns], *, is_summed: bool = False) -> None:
@@ -290,14 +304,15 @@ class StoreWriter:
         return [(period, places) for (period, _), places in groups.items()]
 
     def _read(self, places: Sequence[int]) -> Columns:
-        """Return the samples of parts, with the names of spans that ended after these had become parts."""
+        """Return the samples of parts."""
         parts = []
         for place in places:
             ((names, content),) = self._keeping.execute("SELECT names, content FROM parts WHERE id = ?", (place,))
             parts.append(unpack(content, json.loads(names)))
-        return self._named(joined(parts))
+        return joined(parts)
 
     def _named(self, columns: Columns) -> Columns:
+        """Return samples with the names of spans that ended after these had become parts."""
         known = self._known_facets(columns)
         unnamed = [place for place, facets in known.items() if facets.span == UNKNOWN_SPAN]
         rows = np.flatnonzero(np.isin(columns.facets, unnamed))

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 
 from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import NEVER_NS, TRACE, Selection, Span, SpanKey
-from splunk_profiler.viewer.source import check_request_filters, count_requests, first_spans
+from splunk_profiler.viewer.source import count_requests, first_spans
 
 _INDEX = "CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, version, name, trace)"
 # The end of the newest span that was deleted. Older formats do not say it: then it is the end of what is summed, though
@@ -95,7 +95,7 @@ def read_span_names(connection: sqlite3.Connection, keys: Iterable[SpanKey]) -> 
 
 
 def count_stored_requests(
-    connection: sqlite3.Connection, selection: Selection, added: Mapping[str, Mapping[str, Span]], first_ns: int
+    connection: sqlite3.Connection, selection: Selection, added: Mapping[str, Mapping[str, Span]]
 ) -> int:
     """Count the spans that begin in the time of a selection and are the first of their service in a trace.
 
@@ -103,13 +103,7 @@ def count_stored_requests(
         connection: to the store, whose spans are counted.
         selection: with filters by service, version, endpoint and trace alone.
         added: spans that are not in the store yet, and are counted too: by trace, then by their id.
-        first_ns: when the oldest sample was taken.
-
-    Raises:
-        ValueError: the selection has other filters, or samples that are older than the spans that are left.
     """
-    check_request_filters(selection)
-    _check_deleted(connection, max(selection.since_ns or 0, first_ns))
     stored = {trace: read_spans(connection, trace) for trace in added if is_span_key((trace, ""))}
     together = {trace: {**stored.get(trace, {}), **spans} for trace, spans in added.items()}
     columns = _columns(connection)
@@ -128,7 +122,7 @@ def count_stored_requests(
     return int(count) + count_requests(together, selection) - count_requests(stored, selection)
 
 
-def _check_deleted(connection: sqlite3.Connection, since_ns: int) -> None:
+def check_deleted(connection: sqlite3.Connection, since_ns: int) -> None:
     """Raise `ValueError` if spans were deleted that may have begun since that time."""
     query = "SELECT until_ns FROM deleted_spans" if _columns(connection, "deleted_spans") else _FIND_DELETED
     ((deleted_ns,),) = connection.execute(query)

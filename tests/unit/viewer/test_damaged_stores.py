@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sample_stores import NOON_NS, WALL, put, rows, writing
-from saved_samples import sample_line, span_line
+from saved_samples import TRACE, sample_line, span_line
 
 from splunk_profiler.viewer.database import explained, make_store, open_for_writing, transaction
 from splunk_profiler.viewer.live_files import LiveFiles
@@ -121,6 +121,20 @@ def test_a_part_with_a_wrong_bit_is_an_error_for_reader_and_writer(tmp_path: Pat
         LiveStore(path)
     with writing(path) as writer, pytest.raises(SourceError, match="is damaged"):
         writer.keep_up(NOON_NS + 3 * DAY_NS)
+
+
+def test_a_damaged_span_is_an_error_where_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, sample_line(time_ns=NOON_NS), span_line("GET /", times_ns=(NOON_NS, NOON_NS + 1)))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        put(writer, span_line("inner", "2" * 16))
+    store = LiveStore(path)
+    for content in ("hostile", "7", None):
+        change(path, "UPDATE spans SET content = ?", content)
+        for ask in (lambda: store.spans_of(TRACE), lambda: store.count_requests(WALL)):
+            with pytest.raises(SourceError, match="is damaged"):
+                ask()
 
 
 def test_a_value_that_is_missing_is_an_error_for_reader_and_writer(tmp_path: Path) -> None:

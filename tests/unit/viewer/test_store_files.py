@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from permissions import find_open_to_others, mode
+from permissions import NOBODY, find_open_to_others, mode
 from sample_stores import NOON_NS, put, rows, writing
 from saved_samples import sample_line, span_line
 
@@ -37,6 +38,41 @@ def test_a_store_can_be_opened_by_other_programs_while_it_is_written(tmp_path: P
             counted = subprocess.run([sys.executable, "-c", COUNT_REQUESTS, path], capture_output=True, check=True)
             assert int(counted.stdout) == count
     assert rows(path, "requests") == 3
+
+
+@contextmanager
+def nothing_can_be_made_in(directory: Path) -> Iterator[None]:
+    """Take the right to write to a directory for the block, root's too, as if it were mounted read-only."""
+    directory.chmod(0o555)
+    before, _, _ = os.getresuid()
+    os.setresuid(before or NOBODY, -1, -1)  # rights are asked of the real user
+    try:
+        yield
+    finally:
+        os.setresuid(before, -1, -1)
+        directory.chmod(0o755)
+
+
+def test_a_store_where_nothing_can_be_made_shows_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, sample_line())
+    with nothing_can_be_made_in(tmp_path):
+        store = LiveStore(path)
+    for count in (2, 3):
+        with writing(path) as writer:
+            put(writer, sample_line())
+            for _ in range(2):
+                with nothing_can_be_made_in(tmp_path):
+                    store.refresh()
+                assert store.recording.count() == count
+    version = store.version
+    with writing(path) as writer:
+        put(writer, sample_line())
+    for _ in range(2):
+        with nothing_can_be_made_in(tmp_path):
+            store.refresh()
+        assert (store.recording.count(), store.version) == (4, version + 1)
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE mine (id INTEGER)", ""])

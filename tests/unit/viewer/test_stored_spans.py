@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from sample_stores import NOON_NS, WALL, of_version, put, rows, writing
 from saved_samples import TRACE, sample_line, span_line
 
 from splunk_profiler.viewer.live_store import LiveStore
-from splunk_profiler.viewer.model import DAY_NS, Selection
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, Selection
 from splunk_profiler.viewer.store_writer import Limits
 
 
@@ -50,6 +51,51 @@ def test_a_parent_that_comes_later_tells_that_its_child_was_no_request(tmp_path:
             store.count_requests(Selection("wall", filters={"thread": frozenset({"main"})}))
         writer.keep_up(NOON_NS + 3 * DAY_NS, hold_ns=0)
         assert rows(path, "first_spans") == rows(path, "spans") == 0
+
+
+def test_a_span_names_the_samples_of_an_hour_that_is_over(tmp_path: Path) -> None:
+    path, begin_ns = tmp_path / "store.db", NOON_NS
+    with writing(path) as writer:
+        for number, minutes in (("1", 5), ("2", 80), ("3", 200)):  # how long spans are: the first ends in its hour
+            put(writer, sample_line(time_ns=begin_ns, span=number * 16))
+            writer.keep_up(begin_ns, hold_ns=0)
+            end_ns = begin_ns + minutes * MINUTE_NS
+            writer.keep_up(end_ns - MINUTE_NS)
+            times_ns = begin_ns, end_ns
+            put(writer, span_line(f"{minutes} minutes", number * 16, times_ns=times_ns), received_ns=end_ns)
+            writer.keep_up(end_ns, hold_ns=0)
+            begin_ns += 6 * HOUR_NS
+            writer.keep_up(begin_ns)
+        store = LiveStore(path)
+        names = {name for name, _ in store.recording.facet_values(WALL)["endpoint"].values}
+        assert names == {"5 minutes", "80 minutes", "200 minutes"}
+    version = store.version
+    with writing(path) as writer:
+        writer.keep_up(begin_ns + HOUR_NS)
+    store.refresh()
+    assert store.version == version
+
+
+def test_spans_are_kept_no_longer_than_samples(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path, Limits(all_ns=DAY_NS)) as writer:
+        put(writer, sample_line(time_ns=NOON_NS), span_line("GET /", times_ns=(NOON_NS, NOON_NS)))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.keep_up(NOON_NS + DAY_NS + 2)
+    assert rows(path, "parts") == rows(path, "spans") == 0
+
+
+def test_requests_that_wait_take_no_room_of_samples(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, sample_line(time_ns=NOON_NS))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        limit = writer.size + 20_000
+    with writing(path, Limits(max_bytes=limit)) as writer:
+        put(writer, sample_line(*(f"m.{os.urandom(500).hex()}(/m.py:1)" for _ in range(100)), time_ns=NOON_NS))
+        assert writer.size > limit
+        writer.keep_up(NOON_NS)
+    assert (rows(path, "requests"), rows(path, "parts")) == (1, 1)
 
 
 def test_a_reader_forgets_the_spans_that_the_store_has_or_has_deleted(tmp_path: Path) -> None:
