@@ -102,6 +102,18 @@ def check_activation(env: Mapping[str, str]) -> Iterator[Finding]:
     yield note("started by", "; or ".join(routes))
 
 
+def check_second_profiler(resolved: Resolved) -> Iterator[Finding]:
+    """Warn of Splunk's distribution of OpenTelemetry, whose own profiler has our two switches."""
+    configurators = entry_points(group="opentelemetry_configurator")
+    if resolved.config.samples and any(point.value.startswith("splunk_otel") for point in configurators):
+        fact = (
+            "splunk-opentelemetry is installed, whose profiler is switched on by the same variables: under"
+            " opentelemetry-instrument each stack is sampled and sent twice"
+        )
+        remedy = "use opentelemetry-distro instead; or unset them, and call splunk_profiler.start(Config(enabled=True))"
+        yield warning("second profiler", fact, remedy)
+
+
 def check_interpreter(resolved: Resolved) -> Iterator[Finding]:
     """Check this Python and its packages."""
     from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
@@ -160,6 +172,19 @@ def check_filters(config: Config) -> Iterator[Finding]:
         fact = "samples outside of spans: without a TracerProvider and active spans, nothing is sent"
         yield warning("left out", fact, "unset SPLUNK_PROFILER_TRACING_STACKS_ONLY to see them")
     yield note("left out", f"frames more than {config.max_stack_depth} calls from the leaf")
+
+
+def check_events(config: Config) -> Iterator[Finding]:
+    """Say what is reported besides the stacks at intervals."""
+    if config.enabled:
+        yield from check_waits(config)
+        yield from check_exceptions(config)
+        yield from check_memory(config)
+    else:
+        verdict = warning if config.memory_enabled or config.exceptions_enabled else note
+        yield verdict(
+            "events", "no waits, exceptions and allocations are reported without SPLUNK_PROFILER_ENABLED=true"
+        )
 
 
 def check_memory(config: Config) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from splunk_profiler import stop
 from splunk_profiler.cli import checks, delivery_checks, destination_checks
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profiler_checks import check_host_profilers
@@ -61,6 +62,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     Exit code 0 if samples would flow, 1 if not.
     """
     logging.basicConfig(level=logging.CRITICAL)  # the findings say what would be logged
+    stop(0)  # under `splunk-profiler run` the profiler has started here: it would send more than the test record
     own_env = environment()
     if own_env.get("NO_COLOR"):
         click.get_current_context().color = False
@@ -111,13 +113,15 @@ def _examine_process(
 def _examine_settings(resolved: Resolved, env: Mapping[str, str], uid: int, *, sends: bool) -> dict[str, list[Finding]]:
     """Return the sections on the settings of a process of `uid`; `sends` a test record."""
     sections = {
-        "Switch": [*checks.check_switches(resolved), *checks.check_activation(env)],
+        "Switch": [
+            *checks.check_switches(resolved),
+            *checks.check_activation(env),
+            *checks.check_second_profiler(resolved),
+        ],
         "Interpreter": [*checks.check_interpreter(resolved)],
         "Samples": [
             *checks.check_filters(resolved.config),
-            *checks.check_waits(resolved.config),
-            *checks.check_exceptions(resolved.config),
-            *checks.check_memory(resolved.config),
+            *checks.check_events(resolved.config),
         ],
         "Destination": [*destination_checks.check_destination(resolved, env, uid)],
         "Host profilers": [*check_host_profilers(resolved, env, uid)],

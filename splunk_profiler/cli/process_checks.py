@@ -5,6 +5,7 @@ Linux only: reads ``/proc``. Runs on the main thread of `doctor`; changes nothin
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -27,13 +28,15 @@ def environment_of(pid: int) -> dict[str, str] | None:
     """Return the environment that a process was started with; None if it has written its title over it.
 
     Raises:
-        CommandError: there is no such process, or it belongs to another user.
+        CommandError: there is no such process, or it may not be read.
     """
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:
         raise CommandError(f"there is no process {pid}") from None
     except PermissionError:
+        if os.geteuid() in (0, user_of(pid)):  # as in a container, of a process that has changed its user
+            raise CommandError(f"process {pid} may not be read without CAP_SYS_PTRACE") from None
         raise CommandError(f"process {pid} belongs to another user; run this as that user or as root") from None
     except OSError as error:
         raise CommandError(f"process {pid} cannot be examined: {error.strerror}") from None

@@ -152,6 +152,11 @@ class ProcessProfiler:
             logger.warning("%s", warning)
         if resolved.sdk_disabled and resolved.runs:
             logger.warning("OTEL_SDK_DISABLED=true: the profiler stays off as well")
+        elif config is None and resolved.samples and "splunk_otel" in sys.modules:
+            logger.warning(
+                "splunk-opentelemetry is in use, and its profiler has the same switches: each stack is sent twice;"
+                " use opentelemetry-distro instead, or unset them and start this one with a Config in code"
+            )
         return resolved
 
     def _warn_of_other_settings(self, initial: Config, other: Config) -> None:

@@ -174,6 +174,16 @@ def test_opentelemetrys_own_switch_goes_before_ours_and_says_so() -> None:
     assert said.count("OTEL_SDK_DISABLED=true") == 1
 
 
+@pytest.mark.parametrize("asked", ["SPLUNK_PROFILER_ENABLED", "p.Config(enabled=True)"])
+def test_second_profiler_on_the_same_switch_is_logged(asked: str) -> None:
+    argument, variables = ("", {asked: "true"}) if asked.startswith("SPLUNK") else (asked, {})
+    code = (
+        "import sys, types, splunk_profiler as p\nsys.modules['splunk_otel'] = types.ModuleType('splunk_otel')\n"
+        f"assert p.start({argument}) and p.start()\np.stop()\n"
+    )
+    assert run_code(code, **variables).count("each stack is sent twice") == len(variables)
+
+
 def test_a_wrong_value_is_logged_once_and_the_application_continues() -> None:
     code = "import splunk_profiler as p\nprint(p.start(), p.start())\n"
     said = run_code(code, SPLUNK_PROFILER_ENABLED="maybe", SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc")

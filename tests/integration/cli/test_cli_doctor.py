@@ -56,12 +56,13 @@ def test_where_all_is_well_a_real_record_arrives(collector: Collector) -> None:
 
 
 def test_asked_through_the_launcher_it_sees_what_the_service_would_get(collector: Collector) -> None:
-    ended = splunk_profiler(
-        "run", "--endpoint", f"http://{collector.address}", "--", *COMMAND, "doctor", env={"PYTHONSAFEPATH": ""}
-    )
+    options = ("--endpoint", f"http://{collector.address}", "--interval-ms", "20", "--service-name", "shop")
+    ended = splunk_profiler("run", *options, "--", *COMMAND, "doctor", env={"PYTHONSAFEPATH": ""})
     assert ended.returncode == 0, ended.stdout
     assert "Samples would flow." in ended.stdout
     assert "splunk-profiler run (PYTHONPATH leads to its sitecustomize)" in ended.stdout
+    collector.end()
+    assert len(collector.lines("logs.jsonl")) == 1  # the test export; the doctor itself is not profiled
 
 
 def test_last_line_points_at_warnings(collector: Collector) -> None:
@@ -282,6 +283,23 @@ def test_nothing_is_made_in_the_directory_of_another_users_process(tmp_path: Pat
     assert "directory: not tried" in findings(data, "warning")
     assert "can be written to" not in findings(data, "ok")
     assert not [*tmp_path.iterdir()]
+
+
+def test_root_that_may_not_read_a_process_is_told_what_that_takes() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=_NOBODY) as process:
+        command = (
+            "setpriv",
+            "--bounding-set=-sys_ptrace,-perfmon,-sys_admin",
+            *COMMAND,
+            "doctor",
+            "--pid",
+            str(process.pid),
+        )
+        ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
+        process.communicate()
+    assert (ended.returncode, "CAP_SYS_PTRACE" in ended.stderr) == (1, True), ended.stderr
 
 
 @_PUBLISHES

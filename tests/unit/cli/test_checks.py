@@ -1,12 +1,14 @@
-"""The doctor's findings on waits."""
+"""The doctor's findings on waits and other events, and on a second profiler."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from splunk_profiler.capture.walker import choose_walker
-from splunk_profiler.cli.checks import check_waits
-from splunk_profiler.config import Config
+from splunk_profiler.cli.checks import Verdict, check_events, check_second_profiler, check_waits
+from splunk_profiler.config import Config, from_config
 
 
 @pytest.mark.skipif(choose_walker("native").name != "native", reason="the native walker is not built")
@@ -34,3 +36,27 @@ def test_check_waits_says_that_the_portable_walker_finds_no_blocks() -> None:
 def test_check_waits_says_that_text_has_none() -> None:
     (finding,) = check_waits(Config())
     assert "profiles only" in finding.fact
+
+
+def test_check_events_promises_none_where_only_traces_are_profiled() -> None:
+    (finding,) = check_events(Config(snapshot_enabled=True, memory_enabled=True))
+    assert finding.verdict is Verdict.WARNING
+    assert "SPLUNK_PROFILER_ENABLED=true" in finding.fact
+    (finding,) = check_events(Config(snapshot_enabled=True))
+    assert finding.verdict is Verdict.NOTE
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_check_second_profiler_warns_of_another_on_our_switch(
+    is_enabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    information = tmp_path / "splunk_opentelemetry-2.13.2.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: splunk-opentelemetry\nVersion: 2.13.2\n", "utf-8")
+    (information / "entry_points.txt").write_text(
+        "[opentelemetry_configurator]\nconfigurator = splunk_otel.configurator:SplunkConfigurator\n", "utf-8"
+    )
+    resolved = from_config(Config(enabled=is_enabled), {})
+    assert not [*check_second_profiler(resolved)]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [finding.verdict for finding in check_second_profiler(resolved)] == [Verdict.WARNING] * is_enabled
