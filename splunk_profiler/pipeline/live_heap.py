@@ -6,7 +6,7 @@ One thread runs all of it. Imports the model, and the logger.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from splunk_profiler.model import DataType, Event, EventKind, Sample, ValueType
@@ -71,6 +71,14 @@ class LiveHeap:
         """Remove blocks that are no longer in use."""
         for live_id in live_ids:
             self._blocks.pop(live_id, None)
+
+    def rename_endpoints(self, names: Mapping[int, str]) -> None:
+        """Give samples the last names of their local roots, which blocks outlive: `names` keeps the newest only."""
+        for live_id, block in self._blocks.items():
+            span = block.sample.span
+            if span is not None and (name := names.get(span.local_root_id, span.endpoint)) != span.endpoint:
+                sample = block.sample._replace(span=span._replace(endpoint=name))
+                self._blocks[live_id] = block._replace(sample=sample)
 
     def clear(self) -> None:
         """Begin anew: the ends of blocks may have been missed."""

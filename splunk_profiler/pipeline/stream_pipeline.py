@@ -98,6 +98,7 @@ class StreamPipeline:
 
     def take_in_use(self) -> InUse:
         """Return the memory in use at the end of a profile."""
+        self._live_heap.rename_endpoints(self._endpoints)
         return self._live_heap.take(self._now_ns)
 
     def feed(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ from splunk_profiler.model import DataType, EventKind, InstrumentationSource, Pr
 from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, RecordPipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPipeline
-from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, CapturesLost
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CaptureEnded, CapturesLost, EndpointNamed
 from splunk_profiler.stream.codec import RecordDecoder, StreamError, encode
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import HEADER, LostRecord, SnapshotRecord, StartRecord, TraceRecord
@@ -140,6 +140,17 @@ def test_selected_trace_event_and_last_endpoint_are_in_the_profiles(recorded: Re
     assert f"{SPAN.trace_id:032x}" in map(str, labels.values())
     events = [one for profile in profiles for one in profile.aggregates if one.kind is not None]
     assert [(one.event_count, one.event_amount) for one in events] == [(3, 4_000_000)]
+
+
+def test_block_in_use_keeps_the_last_endpoint_of_its_root(recorded: Recorded) -> None:
+    pipeline = Piped().pipeline
+    for item in StreamReader().feed(recorded.data):
+        pipeline.take(item._replace(live_id=1) if isinstance(item, CapturedEvent) else item)
+    pipeline.take_in_use()
+    for root in range(100, 5100):
+        pipeline.take(EndpointNamed(root, "GET /"))
+    (in_use,) = pipeline.take_in_use().samples
+    assert in_use.span == SPAN._replace(endpoint="GET /cart")
 
 
 def test_trace_whose_end_was_lost_ends_where_the_stream_begins_anew(recorded: Recorded) -> None:
