@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from splunk_profiler.activation import ACTIVATION_CHECK, FORK_GATE
+from splunk_profiler.activation import FORK_GATE, is_surely_off
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def start(config: Config | None = None) -> bool:
 
     Specification: Splunk profiling conventions, "Activation".
     """
-    if config is None and _PROCESS_MODULE not in sys.modules and ACTIVATION_CHECK.is_surely_off():
+    if config is None and _PROCESS_MODULE not in sys.modules and is_surely_off():
         return False
     profiler = _load_profiler()
     is_running = profiler is not None and profiler.start(config)

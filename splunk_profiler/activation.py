@@ -22,19 +22,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-class ActivationCheck:
-    """The environment's decision, read once by the first `start`."""
-
-    def __init__(self) -> None:
-        self._is_surely_off: bool | None = None
-
-    def is_surely_off(self) -> bool:
-        """Return True if all variables are unset or false (or auto); all else is for `config`, which also warns."""
-        if self._is_surely_off is None:
-            self._is_surely_off = all(_read_variable(name) in ("", "false") for name in _VARIABLES) and all(
-                _read_variable(name) in ("", "false", "auto") for name in _AUTO_VARIABLES
-            )
-        return self._is_surely_off
+def is_surely_off() -> bool:
+    """Return True if all variables are unset or false (or auto); all else is for `config`, which also warns."""
+    return all(_read_variable(name) in ("", "false") for name in _VARIABLES) and all(
+        _read_variable(name) in ("", "false", "auto") for name in _AUTO_VARIABLES
+    )
 
 
 def _read_variable(name: str) -> str:
@@ -215,5 +207,4 @@ def _read_thread_cpu_ns(native_id: int) -> int:
         return 0
 
 
-ACTIVATION_CHECK = ActivationCheck()
 FORK_GATE = ForkGate()

@@ -113,10 +113,13 @@ def test_it_can_be_started_again_after_a_stop() -> None:
     )
 
 
-def test_the_environment_is_read_once() -> None:
+def test_start_follows_a_variable_that_is_set_after_a_start_that_was_off() -> None:
     code = (
         "import os, splunk_profiler as p\nassert not p.start()\n"
-        "os.environ['SPLUNK_PROFILER_ENABLED'] = 'true'\nassert not p.start()\n"
+        "os.environ['SPLUNK_PROFILER_ENABLED'] = 'true'\n"
+        "if os.fork() == 0:\n"  # as a server does whose hook starts the profiler
+        "    os._exit(not p.start())\n"
+        "assert os.wait()[1] == 0 and p.start()\n"
     )
     run_code(code)
 
