@@ -321,10 +321,9 @@ Record = TypeVar("Record", bound=Sample | Profile)  # exported as one log record
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[Record]):
-    """Records that are sent in one request, oldest first; `size` is their estimated size in bytes."""
+    """Records that are sent in one request, oldest first."""
 
     records: tuple[Record, ...]
-    size: int
 
 
 class ExportStatus(Enum):

@@ -216,7 +216,7 @@ def check_export(resolved: Resolved, uid: int) -> Iterator[Finding]:
     records, description = _make_records(snapshot, resolved)
     start = time.monotonic()
     try:
-        outcome = sink.export(Batch(records, 0))
+        outcome = sink.export(Batch(records))
     finally:
         sink.shutdown()
     elapsed = f"after {(time.monotonic() - start) * 1000:.0f} ms"

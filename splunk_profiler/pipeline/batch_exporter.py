@@ -1,8 +1,8 @@
 """The bounded queue between sampling and export, and the loop that exports it.
 
-The sampling worker's thread calls `BatchExporter.record` and never waits. The exporting thread runs
-`run`. The thread that ends or forks the process calls the other methods. Imports the model, but
-neither OpenTelemetry nor a format.
+The thread that feeds the pipeline calls `BatchExporter.record` and never waits. The exporting thread
+runs `run`. The thread that ends or forks the process calls the other methods. Imports the model,
+but neither OpenTelemetry nor a format.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BatchExporter(Generic[Record]):
         self._queue: deque[tuple[Record, int]] = deque()
         self._queued_bytes = 0  # on the wire
         self._memory = memory or SizedMemory(size_of)  # of the queue and the batch in flight
-        self._in_flight: Batch[Record] = Batch((), 0)
+        self._in_flight: Batch[Record] = Batch(())
         self._counters = RecordCounters()
         self._is_closing = False
         self._is_shut_down = False
@@ -165,7 +165,7 @@ class BatchExporter(Generic[Record]):
             self._wait_for_exit(_EXIT_GRACE_S)
         with self._lock:
             lost = len(self._queue) + len(self._in_flight.records)
-            self._in_flight = Batch((), 0)
+            self._in_flight = Batch(())
             self._queue.clear()
             self._queued_bytes = 0
             self._add_counts(lost_at_exit=lost)
@@ -247,7 +247,7 @@ class BatchExporter(Generic[Record]):
             records.append(record)
             total += size
         self._queued_bytes -= total
-        self._in_flight = Batch(tuple(records), total)
+        self._in_flight = Batch(tuple(records))
         return self._in_flight
 
     def _handle_result(self, batch: Batch[Record], result: ExportResult) -> None:
@@ -263,7 +263,7 @@ class BatchExporter(Generic[Record]):
         with self._lock:
             if self._in_flight is not batch:  # `stop` gave up and counted them as lost
                 return
-            self._in_flight = Batch((), 0)
+            self._in_flight = Batch(())
             self._memory.remove(batch.records)
             if export_status is ExportStatus.DELIVERED:
                 delivered = max(count - result.rejected, 0)  # a receiver may count the parts of a profile

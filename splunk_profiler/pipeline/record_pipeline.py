@@ -1,6 +1,6 @@
 """The two pipelines from snapshots to records: one record a sample, or one profile an export interval.
 
-The sampling worker's thread calls `take`. The thread that stops the profiler calls `close` after that.
+The thread that feeds the pipeline calls `take`. The thread that stops the profiler calls `close` after that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Wall and CPU time of each thread since its last sample, and the unattributed time of the process.
 
-A `ThreadTimes` belongs to a `SnapshotBuilder` and runs on the sampling worker's thread. Pure
+A `ThreadTimes` belongs to a `SnapshotBuilder` and runs on the thread that feeds the pipeline. Pure
 arithmetic on given times, apart from the process's CPU clock; imports the model only.
 
 The CPU time of all samples and all unattributed time add up to that of the process. Their wall time

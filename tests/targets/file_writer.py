@@ -25,7 +25,7 @@ def main(end: str, directory: Path) -> None:
     sink = DirectorySink(directory, lambda: Resource({"service.name": "shop"}))
 
     def export(profile: Profile) -> None:
-        outcome = sink.export(Batch((profile,), 0))
+        outcome = sink.export(Batch((profile,)))
         say("outcome", [outcome.export_status.value, outcome.detail])
 
     if end == "killed":

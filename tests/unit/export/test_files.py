@@ -25,7 +25,7 @@ from splunk_profiler.formats.pprof import MAX_BODY_BYTES
 from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, InstrumentationSource, Profile
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
 
-BATCH = Batch((small_profile(),), 0)
+BATCH = Batch((small_profile(),))
 ABANDONED = ".{}-20260528T202640000Z-1-0123abcd-1.pprof.tmp"
 
 
@@ -37,7 +37,7 @@ def sink_in(directory: Path, service: str = "shop", *, max_files: int = 100, max
 
 def at(second: int) -> Batch[Profile]:
     """Return a batch of one profile that begins `second` seconds after the first."""
-    return Batch((replace(small_profile(), time_ns=small_profile().time_ns + second * 1_000_000_000),), 0)
+    return Batch((replace(small_profile(), time_ns=small_profile().time_ns + second * 1_000_000_000),))
 
 
 def names(directory: Path) -> list[str]:
@@ -46,7 +46,7 @@ def names(directory: Path) -> list[str]:
 
 def test_a_profile_is_a_file_that_holds_all_of_it_however_large(tmp_path: Path) -> None:
     sink, profile = sink_in(tmp_path), large_profile(13_000)
-    assert sink.export(Batch((profile,), 0)) == ExportResult(ExportStatus.DELIVERED)
+    assert sink.export(Batch((profile,))) == ExportResult(ExportStatus.DELIVERED)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size * 4 / 3 > MAX_BODY_BYTES, "no log record could hold it"
     assert gzip.decompress(path.read_bytes()) == message(profile, CodeClassifier().classify)
@@ -57,7 +57,7 @@ def test_a_profile_says_in_a_comment_which_process_it_is_of(tmp_path: Path) -> N
     sink = DirectorySink(
         tmp_path, lambda: ResourceTagger(identity, on_spans=True).resource(Resource({"service.name": "shop"}))
     )
-    sink.export(Batch((replace(small_profile(), dropped_labels=1),), 0))
+    sink.export(Batch((replace(small_profile(), dropped_labels=1),)))
     (path,) = tmp_path.iterdir()
     profile = decode(gzip.decompress(path.read_bytes()))
     comments = [profile.string_table[index] for index in profile.comment]
@@ -78,7 +78,7 @@ def test_the_name_says_whose_when_and_of_which_run(tmp_path: Path) -> None:
 
 def test_snapshot_profiles_have_their_own_file_names_and_are_rotated(tmp_path: Path) -> None:
     closely = replace(small_profile(), source=InstrumentationSource.SNAPSHOT)
-    sink_in(tmp_path).export(Batch((closely,), 0))
+    sink_in(tmp_path).export(Batch((closely,)))
     (name,) = names(tmp_path)
     assert name.endswith("-1-snapshot.pprof")
     sink_in(tmp_path, max_files=1).export(at(10))
@@ -97,7 +97,7 @@ def test_other_data_types_have_their_own_file_names_and_are_rotated(
     tmp_path: Path, source: InstrumentationSource, ending: str
 ) -> None:
     other = replace(small_profile(), data_type=DataType.ALLOCATION, source=source)
-    sink_in(tmp_path).export(Batch((other,), 0))
+    sink_in(tmp_path).export(Batch((other,)))
     (name,) = names(tmp_path)
     assert name.endswith(ending)
     sink_in(tmp_path, max_files=1).export(at(10))
@@ -254,7 +254,7 @@ def test_no_profile_goes_for_one_that_they_all_could_not_make_room_for(
     sink = sink_in(tmp_path)
     sink.export(at(0))
     Disk(tmp_path, 0, monkeypatch)
-    assert sink.export(Batch((large_profile(500),), 0)).export_status is ExportStatus.RETRY
+    assert sink.export(Batch((large_profile(500),))).export_status is ExportStatus.RETRY
     assert len(names(tmp_path)) == 1
 
 

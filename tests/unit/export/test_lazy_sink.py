@@ -40,7 +40,7 @@ class Taking:
         self.asked.append("shutdown")
 
 
-BATCH = Batch((make_sample(),), 1)
+BATCH = Batch((make_sample(),))
 
 
 class Gate:

@@ -26,7 +26,7 @@ from splunk_profiler.export.datadog.multipart import Form, ProfileFormEncoder
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import Worker
 
-BATCH = Batch((small_profile(),), 0)
+BATCH = Batch((small_profile(),))
 TAKEN = http_response(200)
 
 

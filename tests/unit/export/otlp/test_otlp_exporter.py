@@ -36,7 +36,7 @@ class Collector(LogsServiceServicer):
 def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:
     address = f"127.0.0.1:{find_free_ports(1)[0]}"
     sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://{address}"), lambda _: b"", Transport())
-    batch = Batch((make_sample(1),), 1)
+    batch = Batch((make_sample(1),))
     assert sink.export(batch).export_status is ExportStatus.RETRY
     server = grpc.server(ThreadPoolExecutor(1))
     add_LogsServiceServicer_to_server(Collector(), server)  # type: ignore[no-untyped-call]  # generated
@@ -57,7 +57,7 @@ def test_a_refusal_is_told_at_a_length_that_fits_a_log() -> None:
     server.start()
     sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://127.0.0.1:{port}"), lambda _: b"", Transport())
     try:
-        result = sink.export(Batch((make_sample(1),), 1))
+        result = sink.export(Batch((make_sample(1),)))
     finally:
         sink.shutdown()
         server.stop(None).wait()
