@@ -1,6 +1,6 @@
 """The step from samples to profiles: one aggregate for equal stacks and labels in a period.
 
-The sampling worker's thread calls `Aggregator.take`. The thread that stops the profiler calls
+The thread that feeds the pipeline calls `Aggregator.take`. The thread that stops the profiler calls
 `close` after that. Imports neither settings nor OpenTelemetry. `window` bounds the memory.
 """
 
