@@ -140,15 +140,18 @@ class Aggregator:
         if self._take_in_use is not None:
             in_use = self._take_in_use()
             # With bounds of its own: the window may be full.
-            live = Window(self._bounds, window.time_ns, window.began_ns, window.period_ns, CpuShares())
+            live = self._make_window(window.time_ns, window.began_ns, window.period_ns, CpuShares())
             window.ended_ns = now_ns
             live.add_snapshot(Snapshot(0, 0, in_use.samples), now_ns)
             window.live, window.heap_begins = live, in_use.begins
             window.dropped_labels += live.dropped_labels
 
     def _start_window(self, time_ns: int, began_ns: int, period_ns: int) -> Window:
-        self._window = Window(self._bounds, time_ns, began_ns, period_ns, self._shares)
+        self._window = self._make_window(time_ns, began_ns, period_ns, self._shares)
         return self._window
+
+    def _make_window(self, time_ns: int, began_ns: int, period_ns: int, shares: CpuShares) -> Window:
+        return Window(self._bounds, time_ns, began_ns, period_ns, shares, endpoint_of=self._current_endpoint)
 
     def _send(self, window: Window) -> None:
         if window.dropped_labels and not self._has_dropped_labels:

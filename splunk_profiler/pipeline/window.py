@@ -9,7 +9,7 @@ the samples that lost labels. `Aggregator` calls all of this under its lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from splunk_profiler.model import (
@@ -103,9 +103,19 @@ class Window:
         began_ns: start, on the monotonic clock.
         period_ns: distance of the snapshots; used while there is none.
         shares: CPU time of earlier periods that no sample has yet.
+        endpoint_of: returns the current endpoint of a bucket; those without a span have it from their first sample.
     """
 
-    def __init__(self, bounds: Bounds, time_ns: int, began_ns: int, period_ns: int, shares: CpuShares) -> None:
+    def __init__(
+        self,
+        bounds: Bounds,
+        time_ns: int,
+        began_ns: int,
+        period_ns: int,
+        shares: CpuShares,
+        *,
+        endpoint_of: Callable[[BucketKey], str],
+    ) -> None:
         self.time_ns = time_ns
         self.began_ns = self.ended_ns = began_ns
         self.period_ns = period_ns
@@ -117,6 +127,7 @@ class Window:
         self.unattributed: dict[UnattributedReason, UnattributedTime] = {}
         self._periods_ns = 0
         self._shares = shares
+        self._endpoint_of = endpoint_of
         # The buckets with all labels, by a key that is faster to make and to compare than theirs.
         self._complete: dict[tuple[object, ...], tuple[BucketKey, Bucket]] = {}
         self._max_complete = bounds.spans
@@ -233,6 +244,7 @@ class Window:
             bucket = Bucket(sample.time_ns)
             self._complete[key] = (full_key, bucket)
             return _LastSample(sample, stack, bucket, False)
+        full_key = full_key._replace(endpoint=self._endpoint_of(full_key))
         bucket, drops_labels = self._find_coarser_bucket(full_key, sample.time_ns)
         return _LastSample(sample, stack, bucket, drops_labels)
 

@@ -37,6 +37,14 @@ def test_bounds_drop_spans_then_threads_then_all_labels_and_never_a_sample() -> 
     assert totals(profile) == (11, 11_000, 110)
 
 
+def test_sample_that_loses_its_span_has_the_last_name_of_its_endpoint() -> None:
+    feed = Feed(bounds=Bounds(spans=1), names={1: "GET /", 2: "GET /cart", 3: "GET /cart"})
+    for number in range(1, 5):
+        feed.tick(sample(seen(), SpanRef(number, number, 1, number, "GET")))
+    found = [(labels(one)["endpoint"], one.count) for one in feed.close().aggregates]
+    assert found == [("GET /", 1), ("GET /cart", 2), ("GET", 1)]
+
+
 def test_a_sample_that_loses_nothing_where_others_do_is_not_counted() -> None:
     feed = Feed(bounds=Bounds(spans=1))
     feed.tick(sample(seen(), SpanRef(1, 1, 1)), sample(seen(thread=2)))
