@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from splunk_profiler.stream.captured import (
     TraceSelected,
 )
 from splunk_profiler.stream.codec import RecordDecoder, StreamError, maker
-from splunk_profiler.stream.records import CAPACITY, COMPLETE, FOCUSED, ThreadEntry
+from splunk_profiler.stream.records import CAPACITY, COMPLETE, FOCUSED, ThreadEntry, count_oldest
 from splunk_profiler.system.printable import printable
 
 Labels = tuple[tuple[str, str], ...]
@@ -34,68 +34,81 @@ _T = TypeVar("_T")
 _MAX_MEMORY_BYTES = 128 << 20  # of all kinds; 33 threads with stacks of 43 frames take less than 1 MiB
 _MAX_SHARED_BYTES = 16 << 20
 _MAX_NS = (1 << 63) - 1  # of pprof
-_DEFINITION_BYTES = 128  # beside its texts and references
+_DEFINITION_BYTES, _LABEL_BYTES, _REFERENCE_BYTES = 128, 64, 8  # beside texts
 
 
 class _MemoryEstimate:
-    """An estimate of the memory of a reader's definitions.
-
-    It is counted in generations of each kind: as many definitions as stay valid.
-    """
+    """An estimate of the memory of a reader's definitions."""
 
     def __init__(self) -> None:
-        self._bytes: dict[str, list[int]] = {}  # of the last generation and of this one
+        self._bytes = 0
 
-    def add(self, kind: str, size: int) -> None:
+    def add(self, size: int) -> None:
         """Count a definition."""
-        generations = self._bytes.setdefault(kind, [0, 0])
-        generations[1] += _DEFINITION_BYTES + size
-        if sum(map(sum, self._bytes.values())) > _MAX_MEMORY_BYTES:
+        self._bytes += _DEFINITION_BYTES + size
+        if self._bytes > _MAX_MEMORY_BYTES:
             raise StreamError(f"definitions of more than {_MAX_MEMORY_BYTES >> 20} MiB")
 
-    def start_generation(self, kind: str) -> None:
-        """Count the definitions of the last generation no more."""
-        self._bytes[kind] = [self._bytes[kind][1], 0]
+    def remove(self, size: int) -> None:
+        """Count a definition no more."""
+        self._bytes -= _DEFINITION_BYTES + size
 
     def clear(self) -> None:
         """Count no definition any more."""
-        self._bytes.clear()
+        self._bytes = 0
 
 
 _new_state = maker(ThreadState)
 
 
 class _Definitions(dict[int, _T]):
-    """The valid definitions of one kind, by number, oldest first."""
+    """The valid definitions of one kind, by number, oldest first.
 
-    __slots__ = ("_added_count", "_capacity", "_kind", "_memory")
+    Args:
+        size_of: returns the size of a definition's texts and references in memory.
+        max_bytes: of those that stay valid.
+    """
 
-    def __init__(self, kind: str, memory: _MemoryEstimate) -> None:
+    __slots__ = ("_bytes", "_capacity", "_kind", "_max_bytes", "_memory", "_size_of")
+
+    def __init__(
+        self, kind: str, memory: _MemoryEstimate, size_of: Callable[[_T], int], max_bytes: int = _MAX_MEMORY_BYTES
+    ) -> None:
         self._memory = memory
-        self._added_count = 0  # in this generation
+        self._bytes = 0
         self._kind = kind
         self._capacity = CAPACITY[kind]
+        self._max_bytes = max_bytes
+        self._size_of = size_of
 
-    def add(self, number: int, value: _T, size: int) -> None:
-        """Define a number, or define it anew; `size` is that of its texts and references in memory."""
-        self._memory.add(self._kind, size)
-        self._added_count += 1
-        self.pop(number, None)
+    def add(self, number: int, value: _T) -> None:
+        """Define a number, or define it anew."""
+        self.drop(number)
+        size = self._size_of(value)
+        self._bytes += size
+        self._memory.add(size)
         self[number] = value
+
+    def drop(self, number: int) -> _T | None:
+        """Drop a definition and return it; None if there is none."""
+        value = self.pop(number, None)
+        if value is not None:
+            size = self._size_of(value)
+            self._bytes -= size
+            self._memory.remove(size)
+        return value
 
     def trim(self) -> None:
         """Drop the oldest definitions."""
-        if self._added_count >= self._capacity:
-            self._added_count = 0
-            self._memory.start_generation(self._kind)
-        if len(self) > self._capacity:
-            for number in list(islice(self, len(self) - self._capacity)):
-                del self[number]
+        if len(self) > self._capacity or self._bytes > self._max_bytes:
+            large = count_oldest(map(self._size_of, self.values()), self._bytes - self._max_bytes)
+            for number in list(islice(self, max(large, len(self) - self._capacity))):
+                self.drop(number)
 
     def clear(self) -> None:
         """Drop all definitions."""
         super().clear()
-        self._added_count = 0
+        self._bytes = 0
 
     def __missing__(self, number: int) -> _T:
         raise StreamError(f"{self._kind} {number} is not defined")
@@ -110,12 +123,16 @@ class StreamReader:
     def __init__(self) -> None:
         self._decoder = RecordDecoder()
         self._memory = _MemoryEstimate()
-        self._frames: _Definitions[Frame] = _Definitions("frame", self._memory)
-        self._stacks: _Definitions[Stack] = _Definitions("stack", self._memory)
-        self._threads: _Definitions[CapturedThread] = _Definitions("thread", self._memory)
-        self._spans: _Definitions[SpanRef] = _Definitions("span", self._memory)
-        self._labels: _Definitions[Labels] = _Definitions("label set", self._memory)
-        self._kinds: _Definitions[EventKind] = _Definitions("kind", self._memory)
+        self._frames: _Definitions[Frame] = _Definitions("frame", self._memory, _size_of_frame)
+        self._stacks: _Definitions[Stack] = _Definitions(
+            "stack", self._memory, _size_of_stack, records.MAX_STACK_FRAMES * _REFERENCE_BYTES
+        )
+        self._threads: _Definitions[CapturedThread] = _Definitions(
+            "thread", self._memory, lambda info: len(info.thread.name)
+        )
+        self._spans: _Definitions[SpanRef] = _Definitions("span", self._memory, lambda span: len(span.endpoint))
+        self._labels: _Definitions[Labels] = _Definitions("label set", self._memory, _size_of_labels)
+        self._kinds: _Definitions[EventKind] = _Definitions("kind", self._memory, _size_of_kind)
         self._all = (self._frames, self._stacks, self._threads, self._spans, self._labels, self._kinds)
         self._texts: dict[str, str] = {}  # one object for each text of a frame
         self._shared_bytes = 0
@@ -152,7 +169,7 @@ class StreamReader:
     def _add_frame(self, record: records.FrameRecord) -> None:
         namespace, function, file, call = map(self._share, record[3:])
         frame = Frame(namespace, function, file, record.line or None, record.first_line, call)
-        self._frames.add(record.id, frame, _size(record[3:]))
+        self._frames.add(record.id, frame)
 
     def _share(self, text: str) -> str:
         """Return one object for equal texts, safe to print."""
@@ -167,26 +184,26 @@ class StreamReader:
 
     def _add_stack(self, record: records.StackRecord) -> None:
         frames = tuple(map(self._frames.__getitem__, record.frames))
-        self._stacks.add(record.id, Stack(frames, truncated=bool(record.truncated)), 8 * len(frames))
+        self._stacks.add(record.id, Stack(frames, truncated=bool(record.truncated)))
 
     def _add_thread(self, record: records.ThreadRecord) -> None:
         thread = Thread(record.id, record.name, record.ident, record.native_id)
-        known = self._threads.get(record.id)
+        known = self._threads.drop(record.id)
         if known is not None:
             known.thread = thread
         else:
             start = StartTime(record.earliest_start_ns, record.latest_start_ns) if record.latest_start_ns else None
             known = CapturedThread(thread, start)
-        self._threads.add(record.id, known, len(record.name))
+        self._threads.add(record.id, known)
 
     def _add_span(self, record: records.SpanRecord) -> None:
-        self._spans.add(record.id, SpanRef(*record[1:]), len(record.endpoint))
+        self._spans.add(record.id, SpanRef(*record[1:]))
 
     def _add_labels(self, record: records.LabelsRecord) -> None:
         names, values = record.texts[::2], record.texts[1::2]
         if len(names) != len(values):
             raise StreamError("a name has no value")
-        self._labels.add(record.id, tuple(zip(names, values, strict=True)), _size(record.texts) + 64 * len(names))
+        self._labels.add(record.id, tuple(zip(names, values, strict=True)))
 
     def _add_kind(self, record: records.EventKindRecord) -> None:
         try:
@@ -195,7 +212,7 @@ class StreamReader:
             raise StreamError(f"{record.data_type!r} is no type of data") from None
         count = ValueType(record.count_name, record.count_unit)
         amount = ValueType(record.amount_name, record.amount_unit) if record.amount_name else None
-        self._kinds.add(record.id, EventKind(record.name, count, amount, data_type), _size(record[1:]))
+        self._kinds.add(record.id, EventKind(record.name, count, amount, data_type))
 
     def _read_snapshot(self, record: records.SnapshotRecord) -> CapturedSnapshot:
         if record.scope > FOCUSED:
@@ -260,8 +277,20 @@ _READ: dict[type[Any], Callable[[StreamReader, Any], Item | None]] = {
 }
 
 
-def _size(texts: Iterable[str]) -> int:
-    return sum(map(len, texts))
+def _size_of_frame(frame: Frame) -> int:
+    return len(frame.namespace) + len(frame.function) + len(frame.file) + len(frame.call)
+
+
+def _size_of_stack(stack: Stack) -> int:
+    return _REFERENCE_BYTES * len(stack.frames)
+
+
+def _size_of_labels(labels: Labels) -> int:
+    return sum(_LABEL_BYTES + len(name) + len(value) for name, value in labels)
+
+
+def _size_of_kind(kind: EventKind) -> int:
+    return len(kind.name) + sum(map(len, (*kind.count, *(kind.amount or ()))))
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -7,19 +7,23 @@ class: first those of fixed size, then the others. Numbers are little-endian. A 
 
 Frames, stacks, threads, spans, labels and kinds of events are defined before a record refers to
 them, by numbers from 1; 0 refers to nothing. The same number may be defined again, with other
-content. After each record of `TRIMMING`, the last `CAPACITY` definitions of each type stay valid; a
-reader drops older ones, and a writer defines them anew. So all that one snapshot refers to is valid.
+content. After each record of `TRIMMING`, the last `CAPACITY` definitions of each type stay valid, of
+stacks no more than have `MAX_STACK_FRAMES` together; a reader drops older ones, and a writer defines
+them anew. So all that one snapshot refers to is valid.
 
 Times of day are nanoseconds since the epoch; instants are on the boot-time clock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, get_args
 
 HEADER = b"SPLPROF\x04"  # the last byte is the version
 MAX_RECORD_BYTES = 4 << 20  # of one record; a snapshot of 100,000 changed threads fits
 CAPACITY = {"frame": 16_384, "stack": 4096, "thread": 65_536, "span": 8192, "label set": 4096, "kind": 64}
+MAX_STACK_FRAMES = 1 << 19  # 4 MiB of references; 4096 stacks of 128
 
 U8 = Annotated[int, "B"]
 U32 = Annotated[int, "I"]
@@ -229,3 +233,8 @@ Record = (
 )
 TRIMMING = (SnapshotRecord, EventRecord, LostRecord)  # after these, older definitions are dropped
 RECORD_TYPES: tuple[type[Any], ...] = get_args(Record)  # the number of a type is its place, from 1
+
+
+def count_oldest(sizes: Iterable[int], excess: int) -> int:
+    """Return how many of the oldest definitions, with these sizes, have to go to be rid of `excess`."""
+    return next(count for count, size in enumerate(accumulate(sizes, initial=0)) if size >= excess)

@@ -6,11 +6,12 @@ One thread at a time uses a writer. Imports the model and `records` only.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
 from typing import TypeVar
 
 from splunk_profiler.model import EventKind, Frame, SpanRef, Stack
+from splunk_profiler.stream import records
 from splunk_profiler.stream.codec import check_size, encode
 from splunk_profiler.stream.records import (
     CAPACITY,
@@ -24,6 +25,7 @@ from splunk_profiler.stream.records import (
     SpanRecord,
     StackRecord,
     ThreadRecord,
+    count_oldest,
 )
 
 RENEWED_AFTER = 1 << 31  # definitions of a kind: its field of 32 bits has room until the next snapshot
@@ -36,9 +38,12 @@ _Key = TypeVar("_Key", bound=Hashable)
 class _Numbers(dict[_Key, int]):
     """The numbers of the definitions that a reader knows, oldest first; none that is below `floor`."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, frames_of: Callable[[_Key], int] = lambda _key: 0) -> None:
         super().__init__()
         self._capacity = CAPACITY[kind]
+        self._max_frames = records.MAX_STACK_FRAMES
+        self._frames_of = frames_of
+        self._frame_count = 0
         self.last = 0  # stays 0 for threads, whose numbers are given
         self.floor = 1
 
@@ -47,16 +52,23 @@ class _Numbers(dict[_Key, int]):
         self.last += 1
         return self.last
 
+    def add(self, key: _Key, number: int) -> None:
+        """Add a definition that is written."""
+        self[key] = number
+        self._frame_count += self._frames_of(key)
+
     def trim(self) -> None:
         """Forget what a reader drops."""
-        if len(self) > self._capacity:
-            for key in list(islice(self, len(self) - self._capacity)):
+        if len(self) > self._capacity or self._frame_count > self._max_frames:
+            deep = count_oldest(map(self._frames_of, self), self._frame_count - self._max_frames)
+            for key in list(islice(self, max(deep, len(self) - self._capacity))):
+                self._frame_count -= self._frames_of(key)
                 self.floor = max(self.floor, self.pop(key) + 1)
 
     def clear(self) -> None:
         """Forget all; numbers begin anew."""
         super().clear()
-        self.last, self.floor = 0, 1
+        self.last, self.floor, self._frame_count = 0, 1, 0
 
 
 class StreamWriter:
@@ -64,7 +76,7 @@ class StreamWriter:
 
     def __init__(self) -> None:
         self._frames: _Numbers[Frame] = _Numbers("frame")
-        self._stacks: _Numbers[tuple[tuple[Frame, ...], bool]] = _Numbers("stack")
+        self._stacks: _Numbers[tuple[tuple[Frame, ...], bool]] = _Numbers("stack", lambda key: len(key[0]))
         self._spans: _Numbers[SpanRef] = _Numbers("span")
         self._labels: _Numbers[Labels] = _Numbers("label set")
         self._kinds: _Numbers[EventKind] = _Numbers("kind")
@@ -128,7 +140,7 @@ class StreamWriter:
         """Define a thread, or define it anew."""
         self.write(record)
         self._threads.pop(record.id, None)
-        self._threads[record.id] = record.id
+        self._threads.add(record.id, record.id)
 
     def stack(self, stack: Stack) -> int:
         """Return the number of a stack."""
@@ -138,7 +150,7 @@ class StreamWriter:
             frames = [self._frames.get(frame) or self._define_frame(frame) for frame in stack.frames]
             number = self._stacks.next()
             self.write(StackRecord(number, stack.truncated, frames))
-            self._stacks[key] = number
+            self._stacks.add(key, number)
         return number
 
     def span(self, span: SpanRef | None) -> int:
@@ -151,7 +163,7 @@ class StreamWriter:
             self.write(
                 SpanRecord(number, span.trace_id, span.span_id, span.trace_flags, span.local_root_id, span.endpoint)
             )
-            self._spans[span] = number
+            self._spans.add(span, number)
         return number
 
     def labels(self, labels: Labels) -> int:
@@ -162,7 +174,7 @@ class StreamWriter:
         if number is None:
             number = self._labels.next()
             self.write(LabelsRecord(number, [text for pair in labels for text in pair]))
-            self._labels[labels] = number
+            self._labels.add(labels, number)
         return number
 
     def kind(self, kind: EventKind) -> int:
@@ -173,14 +185,14 @@ class StreamWriter:
             self.write(
                 EventKindRecord(number, kind.name, *kind.count, *(kind.amount or ("", "")), kind.data_type.value)
             )
-            self._kinds[kind] = number
+            self._kinds.add(kind, number)
         return number
 
     def _define_frame(self, frame: Frame) -> int:
         number = self._frames.next()
         line, first_line = frame.line or 0, frame.first_line
         self.write(FrameRecord(number, line, first_line, frame.namespace, frame.function, frame.file, frame.call))
-        self._frames[frame] = number
+        self._frames.add(frame, number)
         return number
 
 

@@ -327,6 +327,12 @@ def test_definitions_of_more_than_128_mib_are_refused(between: list[Record]) -> 
         tracemalloc.stop()
 
 
+def test_definitions_that_replace_each_other_take_no_more_memory() -> None:
+    fed = Fed()
+    for number in range(2 * 130):
+        fed.feed(ThreadRecord(number % 2, 0, 0, 0, 0, f"{number}".ljust(1 << 20, "x")))
+
+
 @pytest.mark.parametrize("restart_every", [3_000, 1_000_000])
 def test_definitions_that_follow_each_other_for_ever_are_read(restart_every: int) -> None:
     fed = Fed()

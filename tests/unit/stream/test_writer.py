@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from splunk_profiler.model import EventKind, Frame, SpanRef, Stack, ValueType
+from splunk_profiler.stream import records
 from splunk_profiler.stream.captured import CapturedSnapshot
 from splunk_profiler.stream.codec import RecordDecoder, StreamError
 from splunk_profiler.stream.reader import StreamReader
@@ -18,6 +19,7 @@ from splunk_profiler.stream.records import (
     CAPACITY,
     COMPLETE,
     HEADER,
+    MAX_STACK_FRAMES,
     EventRecord,
     SnapshotRecord,
     StartRecord,
@@ -89,6 +91,30 @@ def test_value_is_defined_again_after_as_many_newer_ones(name: str, monkeypatch:
     assert max(defined(writer, decoder).values()) == 1
     assert define(writer, values[0]) == again
     assert not defined(writer, decoder)
+
+
+def test_deep_stacks_are_defined_again_after_as_many_frames() -> None:
+    """Runaway recursion makes each stack new: 4,096 with a thousand frames would take 32 MiB on both sides."""
+    writer, reader = StreamWriter(), StreamReader()
+    frames = [frame(number) for number in range(600)]
+    stacks = [stack_of(one, *frames[:1] * 1023) for one in frames]
+    numbers = []
+    for stack in stacks:
+        numbers.append(writer.stack(stack))
+        write_snapshot(writer)
+    kept = MAX_STACK_FRAMES // 1024
+    assert kept < len(stacks)
+    assert writer.floors[1] == numbers[-kept]
+    assert [writer.stack(stack) for stack in stacks[-kept:]] == numbers[-kept:]
+    assert writer.stack(stacks[-kept - 1]) not in numbers
+    writer.thread(ThreadRecord(1, 1, 1, 0, 0, "worker"))
+    write_snapshot(writer, *(ThreadEntry(1, number, 0, 0, 0, 0, 0) for number in numbers[-kept:]))
+    *_, captured = reader.feed(writer.take())
+    assert isinstance(captured, CapturedSnapshot)
+    assert [state.stack.frames[0].function for state in captured.threads] == [one.function for one in frames[-kept:]]
+    write_snapshot(writer, ThreadEntry(1, numbers[-kept], 0, 0, 0, 0, 0))
+    with pytest.raises(StreamError, match=f"stack {numbers[-kept]} is not defined"):
+        [*reader.feed(writer.take())]
 
 
 def test_frames_are_defined_once_for_all_stacks() -> None:
@@ -177,6 +203,7 @@ def test_both_ends_agree_over_30000_random_definitions_in_little_memory(monkeypa
     small = {"frame": 512, "stack": 128, "span": 64, "label set": 64}
     for name, capacity in small.items():
         monkeypatch.setitem(CAPACITY, name, capacity)
+    monkeypatch.setattr(records, "MAX_STACK_FRAMES", 512)
     chance, agreement, before = random.Random(3), Agreement(), _instances()
     frames = [frame(number) for number in range(1024)]
     first = stack_of(*frames[:20])
