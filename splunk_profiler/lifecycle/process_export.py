@@ -35,6 +35,7 @@ class ProcessExport(StreamOutput):
         self._cpu_ns = 0
         self._failing_since_s: float | None = None  # of sends; the exporter has reported nothing since then
         self._is_reached = False  # it has reported
+        self._is_connection_reached = False
         self._counters = RecordCounters()  # of this connection
         self._earlier_counters = RecordCounters()
 
@@ -59,7 +60,7 @@ class ProcessExport(StreamOutput):
         self._receive()
         generation = self._connection.generation
         if generation != self._generation:  # the stream has to begin anew with a new connection
-            self._generation = generation
+            self._generation, self._is_connection_reached = generation, False
             lost = self._counters.waiting
             ended = self._counters._replace(waiting=0, lost_at_exit=self._counters.lost_at_exit + lost)
             self._earlier_counters, self._counters = _add(self._earlier_counters, ended), RecordCounters()
@@ -93,14 +94,15 @@ class ProcessExport(StreamOutput):
         limit_s = _LOST_AFTER_S if self._is_reached else _FALLBACK_AFTER_S
         if self._connection.cannot_start or now_s - self._failing_since_s >= limit_s:
             # One that was reached and is stopped has a connection still.
-            self.failure = self._connection.failure or ("" if self._is_reached else "it reports nothing")
+            self.failure = self._connection.failure or ("" if self._is_connection_reached else "it reports nothing")
 
     def _receive(self) -> None:
         for message in self._connection.receive():
             try:
                 values = json.loads(message)
                 if "cpu_ns" in values:  # not only a line for the log: it works
-                    self._is_reached, self._failing_since_s, self.failure = True, None, ""
+                    self._is_reached = self._is_connection_reached = True
+                    self._failing_since_s, self.failure = None, ""
                     self._cpu_ns = values["cpu_ns"]
                 if "counters" in values:
                     self._counters = RecordCounters(**values["counters"])

@@ -111,3 +111,25 @@ def test_output_whose_exporter_ends_before_it_serves_has_none() -> None:
         now_s += 1
     assert now_s > start_s + 3
     output.stop(0)
+
+
+def test_output_whose_sessions_end_without_a_report_has_no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the exporter, which another process keeps alive, can make no more threads."""
+    monkeypatch.syspath_prepend(str(TESTS / "targets"))
+    start_s = now_s = time.monotonic()
+    launcher, token = Launcher(find_interpreter(), FACTORY), os.urandom(16).hex()
+    another = ExporterConnection(launcher, token)
+    assert another.send(b"drop\n")
+    output = ProcessExport(ExporterConnection(launcher, token, lambda: now_s), lambda: now_s)
+    assert output.send(b'{"cpu_ns": 7}\n')
+    while output.cpu_ns() != 7:
+        assert output.send(b"drop\n")
+    while not output.failure:
+        assert now_s < start_s + 120
+        while output.send(b"raise\n"):
+            pass
+        now_s += 1
+    assert output.failure == "it reports nothing"
+    assert now_s > start_s + 60  # it might have been started again
+    output.stop(0)
+    another.close(0)
