@@ -11,7 +11,13 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import (
+    AnyValue,
+    ArrayValue,
+    InstrumentationScope,
+    KeyValue,
+    KeyValueList,
+)
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMessage
 
@@ -96,7 +102,7 @@ def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
     return [KeyValue(key=_escape_surrogates(key), value=_to_any_value(value)) for key, value in values.items()]
 
 
-def _to_any_value(value: Any) -> AnyValue:
+def _to_any_value(value: Any) -> AnyValue:  # noqa: PLR0911  # one of each kind
     if isinstance(value, bool):
         return AnyValue(bool_value=value)
     if isinstance(value, int) and -_MAX_INT64 <= value <= _MAX_INT64:
@@ -107,6 +113,8 @@ def _to_any_value(value: Any) -> AnyValue:
         return AnyValue(bytes_value=value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return AnyValue(array_value=ArrayValue(values=[_to_any_value(item) for item in value]))
+    if isinstance(value, Mapping):
+        return AnyValue(kvlist_value=KeyValueList(values=attributes(value)))
     return AnyValue() if value is None else AnyValue(string_value=_escape_surrogates(str(value)))
 
 

@@ -123,6 +123,12 @@ def test_a_sequence_is_encoded_as_an_array() -> None:
     assert [value.string_value for value in pair.value.array_value.values] == ["python", "app.py"]
 
 
+def test_a_mapping_is_encoded_as_a_list_of_pairs() -> None:
+    resource: Any = SimpleNamespace(attributes={"owner": {"team": "shop", "level": 2}}, schema_url="")
+    (pair,) = encode(make_sample(), resource=resource).resource_logs[0].resource.attributes
+    assert plain(pair.value.kvlist_value.values) == {"team": "shop", "level": 2}
+
+
 def test_a_resource_that_was_replaced_is_encoded_anew() -> None:
     resources = [Resource({"service.name": "a"}), Resource({"service.name": "b"})]
     encoder = SampleEncoder(lambda: resources[0], body_parts)
