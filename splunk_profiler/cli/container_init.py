@@ -34,14 +34,14 @@ def fork_application() -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     on_child_end = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, there is no status
     terminal = _open_terminal()
-    shares_terminal = terminal is not None and not _leads_alone()
+    shares_terminal = terminal is not None and not _is_alone_in_session()
     if terminal is not None and not shares_terminal:
-        _give_up(terminal)
+        _release_terminal(terminal)
     child = 0
     with suppress(OSError):
         child = os.fork()
     if child:
-        _let_go()
+        _close_descriptors()
         os._exit(_serve(child, shares_terminal=shares_terminal))
     if not shares_terminal:
         _begin_session(terminal)
@@ -65,8 +65,8 @@ def _open_terminal() -> int | None:
         return None
 
 
-def _leads_alone() -> bool:
-    """Return True if this process leads its session and no other is in it, whom the loss of the terminal would end."""
+def _is_alone_in_session() -> bool:
+    """Return True if this process leads its session and no other is in it, which would lose the terminal, too."""
     own = os.getpid()
     if os.getsid(0) != own:
         return False
@@ -79,8 +79,8 @@ def _leads_alone() -> bool:
     return False
 
 
-def _give_up(terminal: int) -> None:
-    """Give up the terminal that this process, the leader of the session, controls: the application takes it over."""
+def _release_terminal(terminal: int) -> None:
+    """Release the terminal that this process, the leader of the session, controls: the application is to control it."""
     fcntl.ioctl(terminal, termios.TIOCNOTTY)
     for number in (signal.SIGHUP, signal.SIGCONT):  # which that sends us
         signal.sigtimedwait([number], 0)
@@ -95,7 +95,7 @@ def _begin_session(terminal: int | None) -> None:
             fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
-def _let_go() -> None:
+def _close_descriptors() -> None:
     """Close all descriptors, and leave the working directory, which can be unmounted then."""
     numbers = [*range(256)]
     with suppress(OSError):

@@ -112,6 +112,11 @@ class ExporterConnection:
         self.reset_after_fork()
         return self._generation
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Number of bytes in the buffer."""
+        return len(self._unsent)
+
     def send(self, data: bytes) -> bool:
         """Send `data` whole, without waiting, and start an exporter if there is none; return False if it is dropped.
 
@@ -168,8 +173,11 @@ class ExporterConnection:
 
     def _has_room(self, size: int) -> bool:
         """Return True if the buffer takes so many bytes; half of it has to be free once it has been full."""
-        limit = MAX_BUFFERED_BYTES // 2 if self._was_full else MAX_BUFFERED_BYTES
+        was_full = self._was_full
+        limit = MAX_BUFFERED_BYTES // 2 if was_full else MAX_BUFFERED_BYTES
         self._was_full = len(self._unsent) + size > limit
+        if self._was_full and not was_full:
+            self._log("the exporter process does not keep up, or is stopped: samples are lost until it has caught up")
         return not self._was_full
 
     def _open(self) -> bool:
@@ -279,18 +287,18 @@ class ExporterConnection:
         elif message == self._answer:
             self._is_trusted, self._answer, self._silences = True, b"", 0
         else:
-            self._renounce("does not know its secret")
+            self._abandon_name("does not know its secret")
 
     def _give_up_waiting(self) -> None:
         """End a connection that had no answer; the second in a row leaves the name, too."""
         self._silences += 1
         if self._silences > 1:
-            self._renounce("does not answer")
+            self._abandon_name("does not answer")
         else:
             self._disconnect("does not answer")
 
-    def _renounce(self, reason: str) -> None:
-        """Leave the name to a process that has taken it; this one's exporter gets another name."""
+    def _abandon_name(self, reason: str) -> None:
+        """Take another name for the exporter of this process: another process has the present one."""
         self._token = os.urandom(16).hex()
         self._silences = 0
         self._disconnect(reason)

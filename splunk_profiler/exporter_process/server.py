@@ -1,7 +1,7 @@
 """The exporter's side of the connections: one thread that reads from all hosts and gives each its `Session`.
 
-A process is a host once it has proved that it knows the token (`newcomer`). A command that has proved it may ask for
-the status of a host, and its connection ends. Others get nothing. Only hosts keep the exporter alive.
+A process is a host once it has proved that it knows the token (`unproven_connection`). A command that has proved it
+may ask for the status of a host, and its connection ends. Others get nothing. Only hosts keep the exporter alive.
 Runs on the main thread of the exporter process. Knows nothing of what the bytes mean.
 """
 
@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import Protocol
 
-from splunk_profiler.exporter_process.newcomer import Newcomer
 from splunk_profiler.exporter_process.transport import (
     MAX_CONNECTIONS,
     MAX_MESSAGE_BYTES,
@@ -24,13 +23,14 @@ from splunk_profiler.exporter_process.transport import (
     SENT,
     frame,
 )
+from splunk_profiler.exporter_process.unproven_connection import UnprovenConnection
 from splunk_profiler.system.guard import Guard
 
 _READ_BYTES = 64 * 1024
 _MAX_UNREAD_BYTES = 256 * 1024  # of messages to a host that does not read them
 _TICK_S = 0.5
 _POLL_S = 0.02  # while a session is ending
-_MAX_NEWCOMERS = 256
+_MAX_UNPROVEN = 256
 _MAX_ALONE_S = 10.0  # without a host
 
 
@@ -65,9 +65,9 @@ class Session(Protocol):
 
 
 class _Connection:
-    def __init__(self, newcomer: Newcomer, session: Session) -> None:
-        self.socket = newcomer.socket
-        self.inode = os.fstat(newcomer.socket.fileno()).st_ino
+    def __init__(self, unproven: UnprovenConnection, session: Session) -> None:
+        self.socket = unproven.socket
+        self.inode = os.fstat(unproven.socket.fileno()).st_ino
         self._session = session
         self._guard = Guard("a session of the exporter")
         self._status_guard = Guard("a session's status")
@@ -145,15 +145,15 @@ class Server:
         self._listener.setblocking(False)
         self._make_session = make_session
         self._token = token
-        # Of the listener and newcomers: they are seen to between any two hosts, which may have much to say. A host that
-        # waits too long for an answer takes the name for a stranger's.
-        self._arrivals = selectors.EpollSelector()
-        self._arrivals.register(listener, selectors.EVENT_READ, self._accept)
+        # Of the listener and unproven connections. Polled between any two hosts, since one may send much. A host that
+        # gets no answer in time abandons the name.
+        self._unproven_selector = selectors.EpollSelector()
+        self._unproven_selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._arrivals, selectors.EVENT_READ, lambda: None)
+        self._selector.register(self._unproven_selector, selectors.EVENT_READ, lambda: None)
         self._guard = Guard("the exporter's server")
         self._connections: list[_Connection] = []
-        self._newcomers: list[Newcomer] = []  # oldest first
+        self._unproven: list[UnprovenConnection] = []  # oldest first
         self._had_connection = False
         self._alone_since_s = time.monotonic()
 
@@ -164,7 +164,7 @@ class Server:
             while self._is_needed():
                 is_ending = any(connection.is_ending for connection in self._connections)
                 for key, _ in self._selector.select(_POLL_S if is_ending else _TICK_S):
-                    self._see_to_arrivals()
+                    self._poll_unproven()
                     key.data()
                 is_due = time.monotonic() >= next_tick_s
                 if is_due:
@@ -177,11 +177,11 @@ class Server:
     def _is_needed(self) -> bool:
         if self._connections:
             return True
-        may_come = bool(self._newcomers) or not self._had_connection
+        may_come = bool(self._unproven) or not self._had_connection
         return may_come and time.monotonic() < self._alone_since_s + _MAX_ALONE_S
 
-    def _see_to_arrivals(self) -> None:
-        for key, _ in self._arrivals.select(0):
+    def _poll_unproven(self) -> None:
+        for key, _ in self._unproven_selector.select(0):
             key.data()
 
     def _accept(self) -> None:
@@ -191,60 +191,60 @@ class Server:
         except BlockingIOError:
             pass
         except OSError:  # no descriptor is free: the next tick listens again
-            self._arrivals.unregister(self._listener)
+            self._unproven_selector.unregister(self._listener)
 
     def _add(self, accepted: socket.socket) -> None:
         with self._guard.catching():
-            newcomer = Newcomer(accepted, self._token)
+            unproven = UnprovenConnection(accepted, self._token)
             accepted.setblocking(False)
-            if newcomer.is_welcome and self._has_room(newcomer):
-                if len(self._newcomers) == _MAX_NEWCOMERS:
-                    self._dismiss(self._newcomers[0])
-                self._arrivals.register(accepted, selectors.EVENT_READ, lambda: self._greet(newcomer))
-                self._newcomers.append(newcomer)
-                self._greet(newcomer)  # its challenge may be there
+            if unproven.is_user_allowed and self._has_room(unproven):
+                if len(self._unproven) == _MAX_UNPROVEN:
+                    self._close(self._unproven[0])
+                self._unproven_selector.register(accepted, selectors.EVENT_READ, lambda: self._read_proof(unproven))
+                self._unproven.append(unproven)
+                self._read_proof(unproven)  # its challenge may be there
                 return
         accepted.close()
 
-    def _has_room(self, newcomer: Newcomer) -> bool:
+    def _has_room(self, unproven: UnprovenConnection) -> bool:
         """Return True if there may be another connection; else say so."""
         has_room = len(self._connections) < MAX_CONNECTIONS
         if not has_room:
-            newcomer.socket.send(frame(REFUSAL))
+            unproven.socket.send(frame(REFUSAL))
         return has_room
 
-    def _greet(self, newcomer: Newcomer) -> None:
-        if newcomer not in self._newcomers:
+    def _read_proof(self, unproven: UnprovenConnection) -> None:
+        if unproven not in self._unproven:
             return  # another has just got its place
-        stays = newcomer.read()
-        if stays and not newcomer.is_admitted and newcomer.asked_inode is None:
+        stays = unproven.read()
+        if stays and not unproven.is_admitted and unproven.asked_inode is None:
             return
-        self._forget(newcomer)
+        self._forget(unproven)
         with self._guard.catching():
-            if newcomer.asked_inode is not None:
-                answer = frame(self._status_of(newcomer.asked_inode))
+            if unproven.asked_inode is not None:
+                answer = frame(self._status_of(unproven.asked_inode))
                 with suppress(OSError):  # it has gone
-                    newcomer.socket.send(answer)  # whole: only the proof may be in the way
-            elif stays and self._has_room(newcomer):
+                    unproven.socket.send(answer)  # whole: only the proof may be in the way
+            elif stays and self._has_room(unproven):
                 self._had_connection = True
-                connection = _Connection(newcomer, self._make_session(newcomer.pid))
-                self._selector.register(newcomer.socket, selectors.EVENT_READ, lambda: self._serve(connection))
+                connection = _Connection(unproven, self._make_session(unproven.pid))
+                self._selector.register(unproven.socket, selectors.EVENT_READ, lambda: self._serve(connection))
                 self._connections.append(connection)
                 return
-        newcomer.socket.close()
+        unproven.socket.close()
 
     def _status_of(self, inode: int) -> bytes:
         """Return the status of the host with this connection; empty if there is none."""
         found = (one for one in self._connections if one.inode == inode and not one.is_ending)
         return next((one.status() for one in found), b"")
 
-    def _dismiss(self, newcomer: Newcomer) -> None:
-        self._forget(newcomer)
-        newcomer.socket.close()
+    def _close(self, unproven: UnprovenConnection) -> None:
+        self._forget(unproven)
+        unproven.socket.close()
 
-    def _forget(self, newcomer: Newcomer) -> None:
-        self._arrivals.unregister(newcomer.socket)
-        self._newcomers.remove(newcomer)
+    def _forget(self, unproven: UnprovenConnection) -> None:
+        self._unproven_selector.unregister(unproven.socket)
+        self._unproven.remove(unproven)
 
     def _serve(self, connection: _Connection) -> None:
         connection.read()
@@ -253,10 +253,10 @@ class Server:
             self._selector.unregister(connection.socket)
 
     def _tick(self, connections: Iterable[_Connection]) -> None:
-        if self._listener not in self._arrivals.get_map():
-            self._arrivals.register(self._listener, selectors.EVENT_READ, self._accept)
-        for newcomer in [one for one in self._newcomers if one.is_late]:
-            self._dismiss(newcomer)
+        if self._listener not in self._unproven_selector.get_map():
+            self._unproven_selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        for unproven in [one for one in self._unproven if one.is_late]:
+            self._close(unproven)
         for connection in connections:
             was_ending = connection.is_ending
             connection.tick()

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import ClassVar
 
-_SHORT_US = 51  # which nobody else sets: it is how ours are told
+_SHORT_US = 51  # an unusual value, by which we recognise our own setting
 
 
 class ShortTurns:

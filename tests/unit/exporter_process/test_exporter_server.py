@@ -108,19 +108,19 @@ def test_status_that_fails_costs_the_host_no_confirmation() -> None:
     served.join(_TIMEOUT_S)
 
 
-def test_newcomer_is_answered_between_two_hosts_with_much_to_say() -> None:
+def test_new_connection_is_answered_between_two_hosts_with_much_to_say() -> None:
     is_fed, have_all_sent = threading.Event(), threading.Event()
-    newcomers: list[socket.socket] = []
+    arrived: list[socket.socket] = []
     answered: list[bool] = []
 
     def feed(data: bytes) -> None:
         if data == b"first":
             is_fed.set()
             assert have_all_sent.wait(_TIMEOUT_S)  # so that the next look finds both hosts with something
-        elif not newcomers:
-            newcomers.append(_connect())
+        elif not arrived:
+            arrived.append(_connect())
         else:
-            answered.append(bool(select.select(newcomers, [], [], 0)[0]))
+            answered.append(bool(select.select(arrived, [], [], 0)[0]))
 
     served = _serve(feed)
     hosts = [_connect_host() for _ in range(2)]
@@ -131,7 +131,7 @@ def test_newcomer_is_answered_between_two_hosts_with_much_to_say() -> None:
     have_all_sent.set()
     for connection in hosts:
         _end(connection)
-    newcomers[0].close()
+    arrived[0].close()
     served.join(_TIMEOUT_S)
     assert answered == [True]
 

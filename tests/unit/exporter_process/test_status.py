@@ -152,7 +152,7 @@ def test_process_without_the_token_gets_no_proof_of_the_asker() -> None:
     assert asked == [b""]
 
 
-def test_exporter_without_room_for_newcomers_says_why() -> None:
+def test_exporter_without_room_for_connections_says_why() -> None:
     token = os.urandom(16).hex()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(socket_name(token, os.geteuid()))

@@ -28,7 +28,7 @@ MAX_PROOF_S = 60.0
 _ROOT = 0  # may ask for a status: it can read all that the exporter has anyway
 
 
-class Newcomer:
+class UnprovenConnection:
     """A connection on which a challenge and the proof of a host, or of an asker, have to come first.
 
     Attributes:
@@ -47,7 +47,7 @@ class Newcomer:
         self._due_s = time.monotonic() + MAX_PROOF_S
 
     @property
-    def is_welcome(self) -> bool:
+    def is_user_allowed(self) -> bool:
         """True if its user may connect."""
         return self.uid in (os.geteuid(), _ROOT)
 
