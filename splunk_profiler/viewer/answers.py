@@ -240,6 +240,8 @@ class Answers:
                 answers["source"] = self.source(chosen, function)
             if len(traces := selection.filters.get(TRACE, ())) == 1:
                 answers["trace"] = self.trace(chosen, next(iter(traces)))
+            if function is not None and ("trace" in answers or ("view", "trace") in state):
+                answers["all"] = self.flame(chosen, False, before)  # that view has the stacks of all functions
             values[name] = answers
         data = {"overview": overview, "state": list(state) or [("value", selection.value)], "values": values}
         return exports.html(data).encode(errors="replace")

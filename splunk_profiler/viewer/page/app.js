@@ -66,6 +66,7 @@ function moreOf(more) {
 function askSaved(what, more) {
   if (what === "overview") return saved.overview;
   const answers = saved.values[value()];
+  if (what === "flame" && view() === "trace" && answers.all) return answers.all;
   if (what === "flame") return answers[more.get("inverted") === "1" ? "inverted" : "flame"];
   if (what === "timeline") return answers.timeline[more.get("facet")];
   if (what !== "top") return answers[what];
@@ -176,9 +177,10 @@ async function show() {
 
 async function showAll(question) {
   const before = overview?.version, valueBefore = overview && value();
+  const all = ask("overview"); // first: of what comes between the two, the view must not be the older one
   const early = valueBefore ? askView() : null; // the overview rarely changes what is asked
   early?.catch(() => null);
-  const found = await ask("overview");
+  const found = await all;
   if (question !== asked) return false;
   overview = found;
   if (overview.version !== before) kept.clear();
@@ -345,8 +347,7 @@ function listen() {
     button.addEventListener("click", () => { set({ view: button.dataset.view, gone: "", ...UNZOOMED }); show(); });
   }
   addEventListener("keydown", (event) => {
-    const isShortcut = event.ctrlKey || event.metaKey || event.altKey; // of the browser, or of the reader's system
-    if (event.key !== "/" || isShortcut || event.target.matches("input:not([type=checkbox]), select")) return;
+    if (event.key !== "/" || isShortcut(event) || event.target.matches("input:not([type=checkbox]), select")) return;
     event.preventDefault();
     byId("search").focus();
   });

@@ -183,7 +183,7 @@ class FlameGraph {
 
   pressed(event) {
     const frame = this.pointed ?? this.zoomed;
-    if (!frame) return;
+    if (!frame || isShortcut(event)) return;
     const above = frame.above?.depth >= this.top ? frame.above : frame;
     const siblings = frame.above?.children ?? [], place = siblings.indexOf(frame);
     const moves = {

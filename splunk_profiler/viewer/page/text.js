@@ -1,4 +1,4 @@
-// Numbers, times and names as text, and the few steps by which all parts of the page make elements.
+// Numbers, times and names as text, and the few steps that all parts of the page take.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -35,6 +35,9 @@ function make(tag, text, parent) {
   parent?.append(node);
   return node;
 }
+
+// Keys of the browser, or of the reader's system.
+const isShortcut = (event) => event.ctrlKey || event.metaKey || event.altKey;
 
 // Calls a function when nothing is typed for a moment: not each letter is a question.
 let typed = 0;

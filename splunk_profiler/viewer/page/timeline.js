@@ -130,7 +130,7 @@ function listenToTimeline() {
   canvas.addEventListener("pointercancel", () => { if (dragged !== null) stop(); });
   canvas.addEventListener("blur", () => { if (dragged === null && marked) stop(); }); // or it would keep new data away
   canvas.addEventListener("keydown", (event) => {
-    if (saved || !timeline) return;
+    if (saved || !timeline || isShortcut(event)) return;
     const count = timeline.series[0]?.[1].length ?? 1;
     const [from, to] = marked ?? (isWhole() ? [0, 0] : chosenBuckets());
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];

@@ -92,6 +92,9 @@ def test_keys_move_through_the_graph(page: Page, address: str) -> None:
     assert page.value("getComputedStyle(graph.scroller).outlineStyle") == "solid"  # its own is cut off
     assert page.value("byId('frame').ariaLive") == "polite"
     assert "threading.Condition.wait 2.00 min" in shown(page, "#frame")
+    for name in ("altKey", "ctrlKey", "metaKey"):  # nothing prevents what they do in the browser
+        key = f"new KeyboardEvent('keydown', {{ key: 'ArrowLeft', {name}: true, cancelable: true }})"
+        assert page.value(f"[graph.canvas, byId('timeline')].map((at) => at.dispatchEvent({key}))") == [True, True]
 
 
 @pytest.fixture(scope="module")

@@ -286,6 +286,28 @@ def test_a_late_answer_about_older_data_is_not_given_again(page: Page, growing: 
         assert "billing" in shown(page, "#facets")
 
 
+def test_data_that_comes_between_two_answers_is_in_the_graph(page: Page, growing: Path) -> None:
+    with shown_on(page, growing) as address:
+        page.open(address)
+        page.value(
+            """byId("follow").checked = false;
+            globalThis.answered = 0;
+            const askOnce = globalThis.fetch, begun = [];
+            globalThis.fetch = async (...all) => {
+                if (begun.push(all[0]) === 2) await new Promise((come) => { globalThis.goOn = come; });
+                const answer = await askOnce(...all);
+                answered += 1;
+                return answer;
+            };
+            show();
+            0"""
+        )
+        page.wait("answered === 1 && globalThis.goOn")
+        append(growing, sample_line(*PAY))
+        act(page, "goOn()")
+        assert shown(page, "#total") == "3.00 s"
+
+
 def test_a_question_cancels_the_one_before_and_letters_are_one(page: Page, address: str) -> None:
     page.open(f"{address}#view=top")
     page.value(
@@ -298,7 +320,7 @@ def test_a_question_cancels_the_one_before_and_letters_are_one(page: Page, addre
     )
     act(page, "set({ 'f.state': 'running' }); show(); set({ 'f.state': '' }); show()")
     asked = page.value("requests.map(([address, { aborted }]) => `${address} ${aborted}`)")
-    assert asked[:4] == ["api/top true", "api/overview true", "api/top false", "api/overview false"]
+    assert asked[:4] == ["api/overview true", "api/top true", "api/overview false", "api/top false"]
     assert not any(each.endswith("true") for each in asked[4:])
     assert page.value("byId('problem').hidden")
     act(

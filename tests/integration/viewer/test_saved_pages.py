@@ -32,6 +32,7 @@ VIEWS = {
     "comparison": f"compare=time&b.until={MIDDLE_NS}&since={MIDDLE_NS}&until={END_NS}",
     "comparison of two services": "compare=share&b.f.service=shop&b.f.service=billing&f.service=billing&view=top",
     "trace": f"view=trace&f.trace={TRACE}&f.span_id={CHECKOUT}",
+    "trace with a function": f"view=trace&f.trace={TRACE}&{RANK}",
     "callers": f"view=inverted&{RANK}",
     "callers and callees": f"view=sandwich&{RANK}",
     "source": f"view=source&{RANK}",
