@@ -28,11 +28,13 @@ class OverheadLimit(NamedTuple):
     Attributes:
         other_threads_cpu_ns: returns the CPU time of other threads of the profiler.
         on_period_change: called with the new period, on the worker's thread.
+        backlog_bytes: returns the size of what the exporter process has not taken yet.
     """
 
     limiter: OverheadLimiter
     other_threads_cpu_ns: Callable[[], int]
     on_period_change: Callable[[int], None]
+    backlog_bytes: Callable[[], int] = lambda: 0
 
 
 class Sampler:
@@ -117,7 +119,8 @@ class Sampler:
         limit, now_ns = self._limit, time.monotonic_ns()
         if limit is None or not limit.limiter.is_due(now_ns):
             return
-        period_ns = limit.limiter.update_period(now_ns, self._sampling_cpu_ns() + limit.other_threads_cpu_ns())
+        cpu_ns = self._sampling_cpu_ns() + limit.other_threads_cpu_ns()
+        period_ns = limit.limiter.update_period(now_ns, cpu_ns, limit.backlog_bytes())
         if period_ns != self._base_ns:
             self._base_ns = period_ns
             self._periods = self._configured.stretched(period_ns)

@@ -48,3 +48,7 @@ class StreamOutput:
     def cpu_ns(self) -> int:
         """Return the CPU time of what works for the output, apart from the thread that calls `send`."""
         return 0
+
+    def backlog_bytes(self) -> int:
+        """Return the size of what `send` has taken and nothing has read yet."""
+        return 0

@@ -87,6 +87,10 @@ class ProcessExport(StreamOutput):
         """Return the CPU time of the exporter process for this process, as far as it has told."""
         return self._cpu_ns
 
+    def backlog_bytes(self) -> int:
+        """Return the size of what waits here for the exporter process."""
+        return self._connection.unsent_bytes
+
     def _note_failure(self) -> None:
         now_s = self._clock()
         self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s

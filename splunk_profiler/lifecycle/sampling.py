@@ -239,11 +239,14 @@ class Sampling:
         max_overhead, limit = self._resolved.config.overhead_limit, None
         if max_overhead is not None:
             limiter = OverheadLimiter(self._periods.base_ns, max_overhead)
-            limit = OverheadLimit(limiter, self._output_cpu_ns, self._apply_new_periods)
+            limit = OverheadLimit(limiter, self._output_cpu_ns, self._apply_new_periods, self._output_backlog_bytes)
         return Sampler(self._ticker, self._periods, self._handle, limit, on_drained=self._send)
 
     def _output_cpu_ns(self) -> int:
         return self.output.cpu_ns()  # of the one that a fallback has put there
+
+    def _output_backlog_bytes(self) -> int:
+        return self.output.backlog_bytes()
 
     def _apply_new_periods(self, base_ns: int) -> None:
         config, periods, now = self._resolved.config, self._periods, self._periods.stretched(base_ns)
@@ -251,8 +254,9 @@ class Sampling:
         log = logger.debug if self._has_warned_of_limit else logger.warning
         self._has_warned_of_limit = True
         log(
-            "to sample every %d ms the profiler would use more than %s %% of a core (SPLUNK_PROFILER_MAX_OVERHEAD):"
-            " it samples every %d ms, and more often again when that takes less (said once)",
+            "to sample every %d ms the profiler would use more than %s %% of a core (SPLUNK_PROFILER_MAX_OVERHEAD), or"
+            " more than its exporter process can take: it samples every %d ms, and more often again when that takes"
+            " less (said once)",
             config.call_stack_interval_ms if periods.is_all_threads_base else config.snapshot_interval_ms,
             config.max_overhead,
             (now.all_ns if periods.is_all_threads_base else now.focused_ns) // 1_000_000,

@@ -232,7 +232,9 @@ def test_exporter_is_not_instrumented(tmp_path: Path, monkeypatch: pytest.Monkey
         assert ask(connection, b"runs") == b"runs"
 
 
-def test_stopped_exporter_leaves_the_host_with_a_bounded_buffer(connection: ExporterConnection) -> None:
+def test_stopped_exporter_leaves_the_host_with_a_bounded_buffer(
+    connection: ExporterConnection, caplog: pytest.LogCaptureFixture
+) -> None:
     pid = exporter_pid(connection)
     os.kill(pid, signal.SIGSTOP)
     taken, slowest_s = 0, 0.0
@@ -243,6 +245,8 @@ def test_stopped_exporter_leaves_the_host_with_a_bounded_buffer(connection: Expo
     assert not connection.send(_CHUNK)
     assert MAX_BUFFERED_BYTES - len(_CHUNK) < taken * len(_CHUNK) < MAX_BUFFERED_BYTES + 1_000_000
     assert not connection.send(b"")  # before half of the buffer is free, nothing new is begun
+    assert MAX_BUFFERED_BYTES - len(_CHUNK) < connection.unsent_bytes <= MAX_BUFFERED_BYTES
+    assert len([line for line in caplog.messages if "does not keep up" in line]) == 1
     assert slowest_s < 0.1
     assert connection.generation == 1
     os.kill(pid, signal.SIGCONT)

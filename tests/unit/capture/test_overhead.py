@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from splunk_profiler.raw import Periods
 
 MS = 1_000_000
 S = 1_000_000_000
+SNAPSHOT_BYTES = 2000
 Load = Callable[[float], float]
 
 
@@ -24,15 +26,25 @@ class Work:
         cost_ms: second since the start → CPU time of a snapshot.
         each_ten_seconds_ms: CPU time of each export.
         always: CPU time independent of the period, as a share of a core.
+        capacity: snapshots that the other side takes in a second.
     """
 
     def __init__(
-        self, configured_ms: int, limit: float, cost_ms: Load, *, each_ten_seconds_ms: float = 0, always: float = 0
+        self,
+        configured_ms: int,
+        limit: float,
+        cost_ms: Load,
+        *,
+        each_ten_seconds_ms: float = 0,
+        always: float = 0,
+        capacity: Load = lambda _: inf,
     ) -> None:
         self.limiter = OverheadLimiter(configured_ms * MS, limit)
         self._cost_ms = cost_ms
         self._sent_ms = each_ten_seconds_ms
         self._always = always
+        self._capacity = capacity
+        self.backlog_bytes = 0.0
         self._now_ns = 0
         self._spent_ns = 0.0
         self.periods_ms: list[float] = []
@@ -47,7 +59,10 @@ class Work:
             self._spent_ns += (
                 self._cost_ms(self._now_ns / S) * MS + sent * self._sent_ms * MS + self._always * period_ns
             )
-            assert self.limiter.update_period(self._now_ns, int(self._spent_ns)) == self.limiter.period_ns
+            taken_bytes = self._capacity(self._now_ns / S) * period_ns / S * SNAPSHOT_BYTES
+            self.backlog_bytes = max(self.backlog_bytes + SNAPSHOT_BYTES - taken_bytes, 0)
+            period_ns = self.limiter.update_period(self._now_ns, int(self._spent_ns), int(self.backlog_bytes))
+            assert period_ns == self.limiter.period_ns
             self.periods_ms.append(self.limiter.period_ns / MS)
         return (self._spent_ns - spent_ns) / (self._now_ns - began_ns)
 
@@ -99,6 +114,27 @@ def test_both_rhythms_are_stretched_under_load_and_come_back() -> None:
     assert stretched.focused_ns * 100 == stretched.all_ns
     work.go_on(300)
     assert configured.stretched(work.limiter.period_ns) == configured
+
+
+def test_what_the_other_side_does_not_take_in_time_stretches_the_period() -> None:
+    """Without this, an overloaded exporter process seems cheap: nothing is charged for what it does not take."""
+    work = Work(10, 0.02, lambda _: 0.01, capacity=lambda second: 10 if second < 1200 else 200)
+    most_bytes = 0.0
+    for _ in range(1200):
+        work.go_on(1)
+        most_bytes = max(most_bytes, work.backlog_bytes)
+    assert most_bytes < 4 << 20  # the buffer's size: nothing is lost
+    assert len(work.periods_ms) > 0.9 * 10 * 1200
+    work.go_on(60)
+    assert not work.limiter.is_stretched
+
+
+def test_backlog_that_gets_smaller_stretches_nothing_more() -> None:
+    limiter = OverheadLimiter(10 * MS, 0.02)
+    _, first, *others, last = (limiter.update_period(second * S, 0, (30 - second) << 20) for second in range(30))
+    assert 10 * MS < first < 20 * MS
+    assert set(others) == {first}  # nor does it get shorter before that is small
+    assert last == 10 * MS
 
 
 def test_changing_load_stays_within_the_limit_on_average() -> None:

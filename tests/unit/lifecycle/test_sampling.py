@@ -64,13 +64,19 @@ class _FullOutput(StreamOutput):
 
 
 class _CountedOutput(StreamOutput):
-    """An output that notes that its CPU time is read."""
+    """An output that notes that its CPU time, and then what waits in it, are read."""
 
     def __init__(self) -> None:
         self.counted = threading.Event()
+        self._is_cpu_read = False
 
     def cpu_ns(self) -> int:
-        self.counted.set()
+        self._is_cpu_read = True
+        return 0
+
+    def backlog_bytes(self) -> int:
+        if self._is_cpu_read:
+            self.counted.set()
         return 0
 
 
