@@ -45,7 +45,7 @@ _LAG_NS = 30 * 10**9  # records come so much later than their time
 _USUAL_PROFILE_NS, _MAX_PROFILE_NS = 10 * 10**9, 10 * MINUTE_NS
 _REFRESH_NS = 5 * 10**9
 _MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
-_MAX_SPANS = 5000
+_MAX_SPANS = 100_000  # of a trace
 _MAX_PARTS = 8  # that are kept
 
 
@@ -232,15 +232,21 @@ class ClickHouse(Source):
         return int(count)
 
     def spans_of(self, trace: str) -> list[Span]:
-        """Return the spans of a trace."""
+        """Return the spans of a trace.
+
+        Raises:
+            SourceError: the database cannot be asked, or has too many.
+        """
         if not self._span_columns or not is_span_key((trace, "")):
             return []
         host_stacks = attribute("SpanAttributes", HOST_STACKS, self._span_columns.get("SpanAttributes", ""))
         rows = self._client.rows(
             f"SELECT SpanId, ParentSpanId, SpanName, ServiceName, toUnixTimestamp64Nano(Timestamp), Duration,"
-            f" {host_stacks} FROM {SPANS} WHERE TraceId = {{trace:String}} ORDER BY Timestamp LIMIT {_MAX_SPANS}",
+            f" {host_stacks} FROM {SPANS} WHERE TraceId = {{trace:String}} ORDER BY Timestamp LIMIT {_MAX_SPANS + 1}",
             trace=trace,
         )
+        if len(rows) > _MAX_SPANS:
+            raise SourceError(f"this trace has more than {_MAX_SPANS:,} spans in {self.name}: they cannot be shown")
         return [
             Span(span, parent, name, service, int(start_ns), int(start_ns) + int(duration_ns), _texts(stacks))
             for span, parent, name, service, start_ns, duration_ns, stacks in rows

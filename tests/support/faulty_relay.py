@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from certificates import CertificateFiles
 from command_line import DEADLINE_S
 
 _HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
@@ -66,8 +68,8 @@ class Relay:
 
 
 @contextmanager
-def run_relay(server_port: int) -> Iterator[tuple[Relay, int]]:
-    """Run a relay; yield it and its port."""
+def run_relay(server_port: int, certificates: CertificateFiles | None = None) -> Iterator[tuple[Relay, int]]:
+    """Run a relay, over TLS with the certificate of a server; yield it and its port."""
     relay = Relay(server_port)
 
     class Handler(BaseHTTPRequestHandler):
@@ -79,6 +81,10 @@ def run_relay(server_port: int) -> Iterator[tuple[Relay, int]]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if certificates is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificates.cert, certificates.key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

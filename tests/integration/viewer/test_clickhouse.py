@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import CertificateFiles
 from clickhouse_tables import ORDERS, PASSWORD, USER, Database
 from command_line import UNREACHABLE_URL, splunk_profiler
 from faulty_relay import FAULTS, run_relay
@@ -232,24 +233,6 @@ def test_the_hours_before_a_time_are_shown_and_do_not_grow(database: Database) -
         assert (asked.returncode, said in asked.stderr) == (2, True)
 
 
-def test_new_records_are_added_once_when_late_ones_have_come_too(database: Database) -> None:
-    database.make_tables("by_timestamp_time")
-    database.insert([sample_line(time_ns=now_ns(600))])
-    shown = ClickHouse(database.address, database.environment, lag_ns=100 * 10**9)
-    version = shown.version
-    database.insert([sample_line(time_ns=now_ns(99.5))])
-    shown.refresh()
-    assert shown.version == version  # it has just been asked
-    shown = ClickHouse(database.address, database.environment, refresh_ns=0, lag_ns=100 * 10**9)
-    database.insert([sample_line(time_ns=now_ns(99))])
-    while shown.recording.weights(SAMPLES).sum() < 3:  # they are read when the lag is over
-        shown.refresh()
-    version = shown.version
-    shown.refresh()
-    assert shown.version == version
-    assert shown.recording.weights(SAMPLES).sum() == 3
-
-
 def test_a_question_that_fails_loses_no_record_and_counts_none_twice(database: Database) -> None:
     def insert(*functions: str) -> None:
         time_ns = time.time_ns()
@@ -365,6 +348,23 @@ def test_what_is_wrong_is_said_without_the_password(database: Database) -> None:
         assert f"refuses the user {USER}: set CLICKHOUSE_USER and CLICKHOUSE_PASSWORD" in said
     no_colon = "the user of ClickHouse must not have a colon: set CLICKHOUSE_USER and CLICKHOUSE_PASSWORD"
     assert error(database.address, CLICKHOUSE_USER="me:hidden") == no_colon
+
+
+def test_a_server_is_asked_over_tls_if_its_certificate_is_trusted(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = CertificateFiles(tmp_path)
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=now_ns(600))])
+    with run_relay(database.port, certificates) as (_, port):
+        address = f"clickhouses://localhost:{port}/{database.name}"
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificates.untrusted_authority))
+        with pytest.raises(SourceError, match=rf"https://localhost:{port}/{database.name} cannot be reached: .*verify"):
+            ClickHouse(address, database.environment)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
+        assert ClickHouse(address, database.environment).recording.count() == 1
+        with pytest.raises(SourceError, match=r"cannot be reached: .*mismatch"):
+            ClickHouse(address.replace("localhost", "127.0.0.1"), database.environment)
 
 
 def test_the_page_can_be_saved_from_a_database(database: Database, tmp_path: Path) -> None:

@@ -18,19 +18,44 @@ SECOND_NS = 10**9
 SAMPLES = Selection("samples")
 
 
+def seconds_ago(seconds: float) -> int:
+    return time.time_ns() - int(seconds * SECOND_NS)
+
+
 def spans_in(recording: Recording) -> set[str]:
     return {name for name, _ in recording.facet_values(SAMPLES)["span"].values}
 
 
 def test_one_clock_that_is_fast_hides_no_samples_of_others(database: Database) -> None:
     database.make_tables("by_timestamp_time")
-    now_ns = time.time_ns()
-    database.insert(sample_line(time_ns=now_ns + seconds * SECOND_NS) for seconds in (-600, 7200))
+    database.insert(sample_line(time_ns=seconds_ago(seconds)) for seconds in (600, -7200))
     assert ClickHouse(database.address, database.environment).recording.weights(SAMPLES).sum() == 1
 
 
+def test_new_records_are_added_once_when_late_ones_have_come_too(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=seconds_ago(600))])
+    shown = ClickHouse(database.address, database.environment, lag_ns=100 * 10**9)
+    version = shown.version
+    database.insert([sample_line(time_ns=seconds_ago(90))])
+    shown.refresh()
+    assert shown.version == version  # it has just been asked
+    shown = ClickHouse(database.address, database.environment, refresh_ns=0, lag_ns=100 * 10**9)
+    database.insert([sample_line(time_ns=seconds_ago(90))])
+    shown.refresh()
+    assert shown.recording.weights(SAMPLES).sum() == 1
+    later_ns = time.time_ns() + 20 * SECOND_NS
+    monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+    for version in (shown.version + 1,) * 2:
+        shown.refresh()
+        assert shown.version == version
+        assert shown.recording.weights(SAMPLES).sum() == 3
+
+
 def test_a_span_that_ends_after_its_samples_were_read_names_them(database: Database) -> None:
-    time_ns = time.time_ns() - 40 * SECOND_NS
+    time_ns = seconds_ago(40)
     profile = record_body(replace(small_profile(), time_ns=time_ns))
     database.make_tables("by_timestamp_time")
     database.insert([sample_line(time_ns=time_ns), profile_line(profile, time_ns=time_ns)])

@@ -211,6 +211,25 @@ def test_settings_by_which_what_is_not_there_is_null_change_nothing(database: Da
     assert dict(shown.recording.facet_values(Selection("samples"))["span"].values) == {"(span not received)": 202}
 
 
+def test_a_trace_of_thousands_of_spans_is_counted_or_refused(database: Database) -> None:
+    def add_spans(first: int, count: int) -> None:
+        columns = f"now64(9), '{TRACE}', leftPad(hex(number), 16, '0'), 'step', 'shop'"
+        database.do(
+            "INSERT INTO otel_traces (Timestamp, TraceId, SpanId, SpanName, ServiceName)"
+            f" SELECT {columns} FROM numbers({first}, {count})"
+        )
+
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=START_NS)])
+    add_spans(0, 6000)
+    shown = Answers(ClickHouse(database.address, database.environment))
+    found = shown.trace(Selection("samples"), TRACE)
+    assert (found["spans"], len(found["rows"])) == (6000, 2000)
+    add_spans(6000, 100_000)
+    with pytest.raises(SourceError, match="this trace has more than 100,000 spans"):
+        shown.trace(Selection("samples"), TRACE)
+
+
 def test_a_stretch_without_samples_is_empty(database: Database, tmp_path: Path, lines: list[str]) -> None:
     fill(database, lines, tmp_path)
     shown = Answers(ClickHouse(database.address, database.environment))
