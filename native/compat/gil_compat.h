@@ -114,6 +114,14 @@ static inline bool compat_locks_detach(void)
 /* Before 3.12 only the main thread runs pending calls. */
 #define COMPAT_ANY_THREAD_RUNS_CALLS (PY_VERSION_HEX >= 0x030C0000)
 
+/* In a forked child: let its only thread run pending calls, as CPython's own hook does. It handles signals then, too. */
+static inline void compat_run_calls_here(void)
+{
+#if !COMPAT_ANY_THREAD_RUNS_CALLS
+    _PyRuntime.main_thread = PyThread_get_thread_ident();
+#endif
+}
+
 #if PY_VERSION_HEX < 0x030C0000
 /* A pause of Python: no thread runs Python between compat_pause_python and compat_resume_python, as if the calling
  * thread had taken the GIL. It takes only the mutex of the GIL:

@@ -308,6 +308,7 @@ static void after_fork_in_child(void)
         sockets_close(0); /* the child may never run Python, and would keep the exporter alive */
     }
     atomic_store(&process.is_callback_due, !this_fork.keeps_gil); /* else nothing is posted */
+    compat_run_calls_here();
     memset(&this_fork, 0, sizeof(this_fork));
 }
 

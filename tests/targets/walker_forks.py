@@ -14,6 +14,7 @@ from splunk_profiler import _walker as walker
 Ticker = walker.Ticker[str, "tuple[str, ...]"]
 FORKS = 40
 DEADLINE_S = 30.0
+IN_A_THREAD = " in a thread"
 C_FORKS = {  # they run no Python hooks
     "C code": ctypes.PyDLL(None).fork,
     "C code without the GIL": ctypes.CDLL(None).fork,  # another thread holds it meanwhile
@@ -93,7 +94,7 @@ def busy_as_one_of_ours(over: threading.Event) -> None:
 
 
 def fork_once(process: Process, how: str) -> None:
-    child = C_FORKS.get(how, os.fork)()
+    child = C_FORKS.get(how.removesuffix(IN_A_THREAD), os.fork)()
     if child == 0:
         if how == "twice":
             grandchild = os.fork()
@@ -119,7 +120,7 @@ def main(how: str) -> None:
     for _ in range(FORKS):
         if how == "exec":
             subprocess.run(["true"], check=True, preexec_fn=lambda: None)
-        elif how == "in a thread":
+        elif how.endswith(IN_A_THREAD):
             thread = threading.Thread(target=fork_once, args=(process, how))
             thread.start()
             thread.join()

@@ -63,7 +63,10 @@ def test_a_process_ends_as_it_would_without_the_walker(ending: str) -> None:
         assert "Fatal" not in target.output
 
 
-@pytest.mark.parametrize("how", ["os.fork", "C code", "C code without the GIL", "in a thread", "twice"])
+FORKS = ["os.fork", "C code", "C code without the GIL", "os.fork in a thread", "C code in a thread", "twice"]
+
+
+@pytest.mark.parametrize("how", FORKS)
 def test_a_forked_child_is_noticed_and_samples_for_itself(how: str) -> None:
     with Target("walker_forks.py", how) as target:
         assert target.finish() == 0
