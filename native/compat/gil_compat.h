@@ -184,7 +184,8 @@ static inline bool compat_wait_for_holder(const uintptr_t *holder, uintptr_t mar
     return true;
 }
 
-/* Needs the mutex, and the GIL is held. Return true if its holder waits for the mutex from now on. */
+/* Needs the mutex, and the GIL is held. Return true if its holder waits for the mutex from now on, and has not begun to
+ * end the interpreter meanwhile. */
 static inline bool compat_stop_holder(PyInterpreterState *interp, int64_t begin_ns, int64_t until_ns,
                                       const atomic_int *locks_wanted)
 {
@@ -203,11 +204,11 @@ static inline bool compat_stop_holder(PyInterpreterState *interp, int64_t begin_
         _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, was_requested);
     }
     return !__atomic_compare_exchange_n(last_holder, &marked, holder, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)
-           && compat_synchronize();
+           && compat_synchronize() && !compat_is_finalizing();
 }
 
-/* Needs no GIL. `self` becomes the current thread; its fields are not read, because the ending interpreter frees it
- * without notice. Return false, without a pause, at `until_ns` or if `locks_wanted` is not 0; also where a holder is in
+/* Needs no GIL. `self` becomes the current thread. The ending interpreter frees it without notice, but cannot begin to
+ * end during a pause. Return false, without a pause, at `until_ns` or if `locks_wanted` is not 0; also where a holder is in
  * between, so that the caller has to try again. `begin_ns`: when the first try began. */
 static inline bool compat_pause_python(PyInterpreterState *interp, PyThreadState *self, compat_pause *pause,
                                        int64_t begin_ns, int64_t until_ns, const atomic_int *locks_wanted)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
@@ -26,6 +29,7 @@ def make() -> Ticker:
         make_stack=lambda frames, _truncated: frames,
         ring_size=4,
         trace_filter=None,
+        threads={threading.get_ident(): threading.current_thread()},
     )
 
 
@@ -96,6 +100,26 @@ def collected(_sampled: Sampled) -> None:
     assert alive == 1, alive
 
 
+class Sleepy:
+    """A standard output whose flush, at the end of the interpreter, releases the GIL."""
+
+    closed = False
+
+    def flush(self) -> None:
+        time.sleep(0.001)
+
+
+def after_c_code(sampled: Sampled) -> None:
+    """End while the ticker waits for the GIL, which C code has until the interpreter's end has begun."""
+    sampled.over.set()
+    sampled.ticker.stop()
+    sampled.run.join()
+    sampled.start(50_000_000)  # periods as long as those of services
+    assert sampled.ticker.drain(10_000_000_000)
+    sys.stdout = Sleepy()
+    atexit.register(ctypes.PyDLL(None).usleep, 90_000)
+
+
 def another_interpreter(sampled: Sampled) -> None:
     module: Any = import_module("_xxsubinterpreters" if sys.version_info < (3, 13) else "_interpreters")
     other = module.create()
@@ -114,6 +138,7 @@ ALONE: dict[str, Callable[[Sampled], None]] = {
     "main thread first": main_thread_first,
     "stopped and dropped": stopped_and_dropped,
     "collected": collected,
+    "after C code": after_c_code,
     "another interpreter": another_interpreter,
 }
 

@@ -48,7 +48,17 @@ os._exit(0)
 """
 
 
-ENDINGS = ["return", "sys.exit", "os._exit", "unhandled", "main thread first", "stopped and dropped", "collected"]
+ENDINGS = [
+    "return",
+    "sys.exit",
+    "os._exit",
+    "unhandled",
+    "main thread first",
+    "stopped and dropped",
+    "collected",
+    "after C code",
+]
+FILL_FREED_MEMORY = "glibc.malloc.perturb=170:glibc.malloc.tcache_count=0"
 HAS_INTERPRETERS = any(find_spec(name) is not None for name in ("_interpreters", "_xxsubinterpreters"))
 needs_interpreters = pytest.mark.skipif(
     not HAS_INTERPRETERS, reason="this interpreter has no module for subinterpreters"
@@ -57,7 +67,7 @@ needs_interpreters = pytest.mark.skipif(
 
 @pytest.mark.parametrize("ending", [*ENDINGS, pytest.param("another interpreter", marks=needs_interpreters)])
 def test_a_process_ends_as_it_would_without_the_walker(ending: str) -> None:
-    with Target("walker_endings.py", ending) as target:
+    with Target("walker_endings.py", ending, env={"GLIBC_TUNABLES": FILL_FREED_MEMORY}) as target:
         target.line("ready")
         assert target.finish() == (1 if ending == "unhandled" else 0)
         assert "Fatal" not in target.output
