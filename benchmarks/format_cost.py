@@ -105,7 +105,7 @@ def period(snapshots: int) -> Period:
 
 def encode_text(made: Period) -> int:
     """Return the size of the requests with one record for each sample."""
-    encoder = SampleEncoder(Resource.get_empty, text.body_parts)
+    encoder = SampleEncoder(Resource.get_empty, text.BodyFormatter().parts)
     samples = made.samples
     return sum(len(encoder.encode(samples[first : first + BATCH])) for first in range(0, len(samples), BATCH))
 

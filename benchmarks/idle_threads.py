@@ -11,7 +11,7 @@ from population import FRAMES, BlockedThreads
 from result import Result, main, median, middle_half
 
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
-from splunk_profiler.formats.text import encode_stack
+from splunk_profiler.formats.text import BodyFormatter
 from splunk_profiler.model import Stack
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.stream.captured import CapturedSnapshot
@@ -56,10 +56,11 @@ def worker(rounds: int) -> Iterator[Result]:
     reader = StreamReader()
     builder = SnapshotBuilder(1_000_000_000, skips_idle=False)
     formatted: list[Stack] = []
+    formatter = BodyFormatter()
 
     def text(stack: Stack) -> str:
         formatted.append(stack)
-        return encode_stack(stack).decode()
+        return formatter.encode_stack(stack).decode()
 
     took = []
     for _ in range(rounds):

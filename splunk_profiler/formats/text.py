@@ -8,20 +8,50 @@ Specification: Splunk profiling conventions, "Call Stack Format".
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import ClassVar
+from weakref import WeakSet
 
 from splunk_profiler.model import Frame, Sample, Stack, ThreadSample
 
 _STATE_PREFIX = "   python.Thread.State: "
-_MAX_TEXTS, _MAX_TEXTS_BYTES = 1024, 4 << 20  # each keeps its stack alive, too
+_MAX_TEXTS, _MAX_TEXTS_BYTES = 1024, 4 << 20  # of a service; each keeps its stack alive, too
+_ALL_TEXTS_BYTES = 32 << 20
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def body_parts(sample: Sample) -> tuple[bytes, bytes]:
-    """Return the body of a record in UTF-8: metadata and state line, then frames leaf first, a newline after each.
+class BodyFormatter:
+    """Makes the bodies of the records of one service.
 
-    In two parts, since the second is long, and the same for many records: to join them took as long as the first.
+    It keeps the texts of stacks in use. They are not kept in the stacks: thousands may be in use, at 3 kB each.
+    All formatters share a bounded memory, so that services with ever new stacks do not cost others their texts.
     """
-    return _encode(format_head(sample.thread)), encode_stack(sample.thread.stack)
+
+    _all: ClassVar[WeakSet[BodyFormatter]] = WeakSet()
+
+    def __init__(self) -> None:
+        self._texts: dict[Stack, bytes] = {}
+        self._size = 0
+        self._all.add(self)
+
+    def parts(self, sample: Sample) -> tuple[bytes, bytes]:
+        """Return the body of a record in UTF-8: metadata and state line, then frames leaf first, a newline after each.
+
+        In two parts, since the second is long, and the same for many records: to join them took as long as the first.
+        """
+        return _encode(format_head(sample.thread)), self.encode_stack(sample.thread.stack)
+
+    def encode_stack(self, stack: Stack) -> bytes:
+        """Return the lines of the frames, leaf first, in UTF-8."""
+        text = self._texts.get(stack)
+        if text is None:
+            text = _encode("".join(map(format_frame, stack.frames)))
+            max_size = min(_MAX_TEXTS_BYTES, _ALL_TEXTS_BYTES // len(self._all))
+            if len(self._texts) >= _MAX_TEXTS or self._size + len(text) > max_size:
+                self._texts.clear()
+                self._size = 0
+            self._texts[stack] = text
+            self._size += len(text)
+        return text
 
 
 def format_head(seen: ThreadSample) -> str:
@@ -32,7 +62,7 @@ def format_head(seen: ThreadSample) -> str:
     return f"{before}{seen.cpu_ns / 1e6:.2f}ms elapsed={seen.elapsed_ns / 1e9:.2f}s{after}"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)
 def _format_constant(name: str, ids: tuple[int, int, int], os_priority: int, state: str) -> tuple[str, str]:
     """Return what stands before and after the times of a thread, which alone change each time."""
     index, ident, native_id = ids
@@ -47,29 +77,6 @@ def _state(running: bool, waiting_on: str) -> str:
     if waiting_on:
         return f"waiting on {waiting_on}\n{_STATE_PREFIX}WAITING (on {waiting_on})"
     return f"waiting\n{_STATE_PREFIX}WAITING"
-
-
-class _StackTexts:
-    """The texts of stacks in use. They are not kept in the stacks: thousands may be in use, at 3 kB each."""
-
-    def __init__(self) -> None:
-        self._texts: dict[Stack, bytes] = {}
-        self._size = 0
-
-    def encode(self, stack: Stack) -> bytes:
-        """Return the lines of the frames, leaf first, in UTF-8."""
-        text = self._texts.get(stack)
-        if text is None:
-            text = _encode("".join(map(format_frame, stack.frames)))
-            if len(self._texts) >= _MAX_TEXTS or self._size + len(text) > _MAX_TEXTS_BYTES:
-                self._texts.clear()
-                self._size = 0
-            self._texts[stack] = text
-            self._size += len(text)
-        return text
-
-
-encode_stack = _StackTexts().encode
 
 
 @lru_cache(maxsize=16_384)

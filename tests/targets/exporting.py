@@ -26,7 +26,7 @@ from scripted_sink import wait_until_sent
 from splunk_profiler.config import Resolved, from_env
 from splunk_profiler.export.otlp.exporter import OtlpSink
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
-from splunk_profiler.formats.text import body_parts
+from splunk_profiler.formats.text import BodyFormatter
 from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
 from splunk_profiler.pipeline.batch_exporter import BatchExporter
 from splunk_profiler.pipeline.record_memory import estimate_size
@@ -63,7 +63,7 @@ class Exporter:
         assert resolved.endpoint is not None
         self.sink = OtlpSink(
             resolved.endpoint,
-            SampleEncoder(lambda: resource, body_parts).encode,
+            SampleEncoder(lambda: resource, BodyFormatter().parts).encode,
             resolved.transport,
             lambda: self.provider,
             share_connection=share,

@@ -23,7 +23,7 @@ from splunk_profiler.export.otlp import errors
 from splunk_profiler.export.otlp.channel import Connection, ConnectionSelector
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
-from splunk_profiler.formats.text import body_parts
+from splunk_profiler.formats.text import BodyFormatter
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record
 from splunk_profiler.otel.spans import tracer_provider
 from splunk_profiler.system.printable import shortened
@@ -199,7 +199,7 @@ def open_sink(context: SinkContext) -> OtlpSink[Any]:
 
         encode = ProfileEncoder(context.resource, context.classifier).encode
     else:
-        encode = SampleEncoder(context.resource, body_parts).encode
+        encode = SampleEncoder(context.resource, BodyFormatter().parts).encode
     return OtlpSink(endpoint, encode, resolved.transport, tracer_provider, share_connection=context.share_connection)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from splunk_profiler.formats.text import body_parts
+from splunk_profiler.formats.text import BodyFormatter
 from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -32,9 +32,12 @@ SAMPLE = ThreadSample(
 )
 
 
-def _body(**changes: object) -> str:
-    sample = SAMPLE._replace(**changes)  # type: ignore[arg-type]
-    return b"".join(body_parts(Sample(1, 1_000_000_000, sample, SpanRef(1, 2, 1)))).decode("utf-8")
+def _sample(**changes: object) -> Sample:
+    return Sample(1, 1_000_000_000, SAMPLE._replace(**changes), SpanRef(1, 2, 1))  # type: ignore[arg-type]
+
+
+def _body(formatter: BodyFormatter | None = None, /, **changes: object) -> str:
+    return b"".join((formatter or BodyFormatter()).parts(_sample(**changes))).decode("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -64,11 +67,12 @@ def test_a_name_of_any_characters_stays_on_one_line_of_utf_8() -> None:
 
 def test_texts_of_a_thousand_deep_stacks_are_kept_in_bounded_memory() -> None:
     frames = [Frame("shop.cart.Cart", f"step_{line}", "/srv/shop/cart.py", line) for line in range(1000)]
-    _body(stack=Stack(tuple(frames), truncated=False))  # texts of frames are kept as well
+    formatter = BodyFormatter()
+    _body(formatter, stack=Stack(tuple(frames), truncated=False))  # texts of frames are kept as well
     tracemalloc.start()
     try:
         for frame in frames:
-            assert _body(stack=Stack((frame, *frames), truncated=False)).count("\n") == 2 + 1 + len(frames)
+            assert _body(formatter, stack=Stack((frame, *frames), truncated=False)).count("\n") == 2 + 1 + len(frames)
         assert tracemalloc.get_traced_memory()[0] < 6 << 20
     finally:
         tracemalloc.stop()
@@ -76,10 +80,29 @@ def test_texts_of_a_thousand_deep_stacks_are_kept_in_bounded_memory() -> None:
 
 def test_texts_of_ever_new_stacks_of_one_frame_are_kept_in_bounded_memory() -> None:
     frame = Frame("shop.cart.Cart", "step", "/srv/shop/cart.py", 1)
+    formatter = BodyFormatter()
     tracemalloc.start()
     try:
         for _ in range(20_000):
-            _body(stack=Stack((frame,), truncated=False))
+            _body(formatter, stack=Stack((frame,), truncated=False))
         assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_text_of_a_stack_is_made_once_however_many_services_there_are() -> None:
+    services = [(BodyFormatter(), [Stack(STACK.frames * 10, truncated=False) for _ in range(33)]) for _ in range(60)]
+    first, *others = ([formatter.encode_stack(one) for formatter, stacks in services for one in stacks] for _ in "ab")
+    assert all(one is other for one, other in zip(first, *others, strict=True))
+
+
+def test_texts_of_many_services_with_large_stacks_share_a_bounded_memory() -> None:
+    formatters, large = [BodyFormatter() for _ in range(20)], Frame("shop", "step" * 25_000, "shop.py", 1)
+    tracemalloc.start()
+    try:
+        for formatter in formatters:
+            for _ in range(80):
+                formatter.encode_stack(Stack((large,), truncated=False))
+        assert 16 << 20 < tracemalloc.get_traced_memory()[0] < 40 << 20
     finally:
         tracemalloc.stop()

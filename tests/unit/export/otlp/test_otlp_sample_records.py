@@ -12,14 +12,14 @@ from opentelemetry.sdk.resources import Resource
 from sample_factory import make_sample
 
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
-from splunk_profiler.formats.text import body_parts
+from splunk_profiler.formats.text import BodyFormatter
 from splunk_profiler.model import InstrumentationSource, Sample, SpanRef
 
 RESOURCE = Resource({"service.name": "shop"}, "https://opentelemetry.io/schemas/1.30.0")
 
 
 def encode(*samples: Sample, resource: Resource = RESOURCE) -> Any:
-    encoder = SampleEncoder(lambda: resource, body_parts, time_ns=lambda: 99)
+    encoder = SampleEncoder(lambda: resource, BodyFormatter().parts, time_ns=lambda: 99)
     return ExportLogsServiceRequest.FromString(encoder.encode(samples))
 
 
@@ -45,12 +45,12 @@ def test_resource_and_scope_are_as_the_convention_says() -> None:
 
 def test_request_is_as_long_as_protobuf_would_make_it() -> None:
     samples = (make_sample(1, span=SpanRef(1, 2, 1)), make_sample(2, frames=300), make_sample(3, truncated=True))
-    encoded = SampleEncoder(lambda: RESOURCE, body_parts, time_ns=lambda: 99).encode(samples)
+    encoded = SampleEncoder(lambda: RESOURCE, BodyFormatter().parts, time_ns=lambda: 99).encode(samples)
     assert len(encoded) == ExportLogsServiceRequest.FromString(encoded).ByteSize()
 
 
 def test_a_record_of_a_clock_before_the_epoch_is_sent_as_of_then() -> None:
-    encoded = SampleEncoder(lambda: RESOURCE, body_parts, time_ns=lambda: -1).encode([make_sample(-5)])
+    encoded = SampleEncoder(lambda: RESOURCE, BodyFormatter().parts, time_ns=lambda: -1).encode([make_sample(-5)])
     (record,) = ExportLogsServiceRequest.FromString(encoded).resource_logs[0].scope_logs[0].log_records
     assert (record.time_unix_nano, record.observed_time_unix_nano) == (0, 0)
 
@@ -61,7 +61,7 @@ def test_a_record_outside_a_span_has_every_field_but_ids() -> None:
     assert record.event_name == "otel.profiling"
     assert (record.time_unix_nano, record.observed_time_unix_nano) == (5_000_000_000, 99)
     assert (record.trace_id, record.span_id, record.flags) == (b"", b"", 0)
-    assert record.body.string_value == b"".join(body_parts(sample)).decode()
+    assert record.body.string_value == b"".join(BodyFormatter().parts(sample)).decode()
     assert plain(record.attributes) == {
         "com.splunk.sourcetype": "otel.profiling",
         "profiling.data.type": "cpu",
@@ -111,7 +111,9 @@ def test_text_that_utf8_cannot_carry_is_written_out() -> None:
 )
 def test_every_kind_of_resource_attribute_is_encoded(value: Any, kind: str, sent: Any) -> None:
     resource = SimpleNamespace(attributes={"key": value}, schema_url="")
-    request = ExportLogsServiceRequest.FromString(SampleEncoder(lambda: resource, body_parts).encode([make_sample()]))
+    request = ExportLogsServiceRequest.FromString(
+        SampleEncoder(lambda: resource, BodyFormatter().parts).encode([make_sample()])
+    )
     (pair,) = request.resource_logs[0].resource.attributes
     assert pair.value.WhichOneof("value") == kind
     assert getattr(pair.value, kind) == sent
@@ -131,7 +133,7 @@ def test_a_mapping_is_encoded_as_a_list_of_pairs() -> None:
 
 def test_a_resource_that_was_replaced_is_encoded_anew() -> None:
     resources = [Resource({"service.name": "a"}), Resource({"service.name": "b"})]
-    encoder = SampleEncoder(lambda: resources[0], body_parts)
+    encoder = SampleEncoder(lambda: resources[0], BodyFormatter().parts)
     encoder.encode([make_sample()])
     del resources[0]
     request = ExportLogsServiceRequest.FromString(encoder.encode([make_sample()]))
