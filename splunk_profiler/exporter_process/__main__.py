@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import sys
+from _thread import allocate_lock
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
@@ -27,6 +28,7 @@ _LISTENER = 3
 _GC_THRESHOLD = 50_000  # records that wait are no garbage: by default, to visit them took a sixth of the CPU for text
 # What gRPC, protobuf and the reading of errors import, and hardly ever use here: a quarter of the CPU time of a start.
 _POSTPONED = ("asyncio", "grpc.aio", "google.protobuf.internal.python_message", "ssl")
+_REPLACING = allocate_lock()
 
 
 class PostponedModule(ModuleType):
@@ -36,8 +38,9 @@ class PostponedModule(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
+        with _REPLACING:
+            if sys.modules.get(self.__name__) is self:
+                del sys.modules[self.__name__]
         return getattr(import_module(self.__name__), name)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from splunk_profiler.config import environment
+from splunk_profiler.config.settings import SETTINGS
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.exporter_process.__main__ import VARIABLE
 from splunk_profiler.system.printable import printable
@@ -31,7 +32,7 @@ _PROGRAM = Path(__file__).with_name("__main__.py")
 # What the exporter inherits of the environment. All else stays with the host: it may be secret, or change the
 # interpreter (other PYTHON*, LD_PRELOAD). Names that end in `*` are prefixes.
 INHERITED_VARIABLES: Mapping[str, str] = {
-    "SPLUNK_PROFILER_*": "our settings",
+    "SPLUNK_PROFILER_*": "our settings, but those that are secret",
     "SPLUNK_SNAPSHOT_*": "our settings",
     "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "detectors of the resource; all else of OTEL_* comes with the stream",
     "DD_TAGS": "tags of profiles for a Datadog agent",
@@ -64,6 +65,7 @@ _PATHS = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "TMPDIR"),
     *("LD_LIBRARY_PATH", "PATH", "PYTHONHOME"),
 )
+_SECRETS = [setting.name for setting in SETTINGS if setting.is_secret]  # they come with the stream
 _UPPERCASE_TOO = "_proxy"
 # A credential provider, which is code of the user's, may need any variable of its cloud (AWS_*, GOOGLE_*). With one of
 # these the exporter inherits all but what changes the interpreter, and the resource of one host.
@@ -75,6 +77,7 @@ _CONNECTION_VARIABLES = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", *_PROVIDERS),
 )
 _NEVER_INHERITED = ("PYTHON", "LD_PRELOAD", "LD_AUDIT", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
+_FORKED_ONLY = 0x40  # PF_FORKNOEXEC in the flags of /proc/PID/stat
 _RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
 
@@ -163,12 +166,21 @@ def why_impossible() -> str:
     command_line = read_proc_file("/proc/1/cmdline")
     if _RUN.search(command_line):  # our launcher stays process 1, and adopts the exporter
         return ""
-    is_of_application = command_line == read_proc_file("/proc/self/cmdline") != ""
-    with suppress(OSError):  # another user's: the command line is all there is
+    is_of_application = command_line == read_proc_file("/proc/self/cmdline") != "" or _is_forked_by_process_1()
+    with suppress(OSError):  # another user's
         is_of_application = is_of_application or Path("/proc/1/exe").samefile("/proc/self/exe")
     if is_of_application:
         return "process 1 runs the same program as this one and would become the exporter's parent"
     return ""
+
+
+def _is_forked_by_process_1() -> bool:
+    """Return True if this process runs the program of process 1 since its fork, as a worker does.
+
+    A daemon, which is the child of process 1 by adoption, has a session of its own.
+    """
+    flags = read_proc_file("/proc/self/stat").rpartition(")")[2].split()[6:7]
+    return bool(flags) and bool(int(flags[0]) & _FORKED_ONLY) and os.getppid() == 1 and os.getsid(0) == os.getsid(1)
 
 
 def _ancestors_of_same_program() -> list[int]:
@@ -236,7 +248,13 @@ class Launcher:
         # Isolated, and without `site`: no variable, directory or sitecustomize changes what runs. Isolated, it does not
         # find a library that only PYTHONHOME names, which is the one variable of Python's that it has.
         has_home = not sys.flags.ignore_environment and _is_own_home(env.get("PYTHONHOME", ""))
-        flags = [*([] if has_home else ["-I"]), "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+        prefix = sys.pycache_prefix
+        flags = [
+            *([] if has_home else ["-I"]),
+            "-S",
+            *(["-B"] if sys.dont_write_bytecode else []),
+            *(["-X", f"pycache_prefix={os.path.abspath(prefix)}"] if prefix else []),  # noqa: PTH100  # may be a link
+        ]
         title = f"{TITLE} {os.getpid()} ({_application_name()})"
         return [self.interpreter.path, *flags, str(_PROGRAM), title]
 
@@ -285,9 +303,10 @@ def _known_name(name: str) -> str:
 
 def _is_inherited(name: str) -> bool:
     known = _known_name(name)
-    return known in INHERITED_VARIABLES or any(
+    is_named = known in INHERITED_VARIABLES or any(
         pattern.endswith("*") and known.startswith(pattern[:-1]) for pattern in INHERITED_VARIABLES
     )
+    return is_named and known not in _SECRETS
 
 
 def _absolute_path() -> Iterator[str]:

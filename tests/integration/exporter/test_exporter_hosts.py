@@ -170,7 +170,7 @@ def test_host_as_process_1_and_its_children_start_no_exporter() -> None:
     _skip_if_refused([*command, "true"], "a namespace of process ids")
     with _hosting("process 1", before=command) as host:
         assert host.json("pid") == 1
-        for word in ("obstacle", "child"):
+        for word in ("obstacle", "child", "worker"):
             assert "process 1" in host.json(word)
         assert host.json("left") == "no child"
 

@@ -7,6 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -127,6 +130,7 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
         **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "DD_API_KEY", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP"), "1"),
         **dict.fromkeys(("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"), "1"),  # of one host; an exporter has several
         **dict.fromkeys(("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"), "1"),
+        "SPLUNK_PROFILER_LOGS_HEADERS": "1",
         **dict.fromkeys(("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_JAEGER_PASSWORD"), "1"),
         **dict.fromkeys(("SPLUNK_ACCESS_TOKEN", "path", "dd_tags", "LANGUAGE", "MY_PROXY_PASSWORD", "my_proxy"), "1"),
     }
@@ -211,6 +215,40 @@ print(os.fsencode(Launcher(find_interpreter()).arguments({})[-1]).decode("ascii"
 def test_exporter_writes_bytecode_as_its_host_does(is_written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", not is_written)
     assert ("-B" in LAUNCHER.arguments({})) is not is_written
+
+
+@pytest.mark.parametrize(("prefix", "passed"), [(None, []), ("/cache", ["pycache_prefix=/cache"])])
+def test_exporter_has_the_bytecode_of_its_host(
+    prefix: str | None, passed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", prefix)
+    arguments = LAUNCHER.arguments({})
+    assert [after for word, after in pairwise(arguments) if word == "-X"] == passed
+
+
+def test_postponed_module_is_loaded_once_by_threads_that_use_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [f"late_{number}" for number in range(50)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("value = object()\n", "utf-8")
+        monkeypatch.setitem(sys.modules, name, PostponedModule(name))
+    postponed = [sys.modules[name] for name in names]
+    start = threading.Barrier(3)
+
+    def use() -> list[object]:
+        start.wait()
+        return [module.value for module in postponed]
+
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            first, *others = (future.result() for future in [pool.submit(use) for _ in range(3)])
+    finally:
+        sys.setswitchinterval(usual_s)
+    assert [*others] == [first, first]
 
 
 @pytest.mark.parametrize("use", ["import late; late.value", "from late import value", "import late.part"])
