@@ -99,6 +99,9 @@ def test_exporter_that_works_goes_last_and_has_loaded_only_what_it_uses() -> Non
 
 def test_killed_exporter_is_started_again_and_records_go_on() -> None:
     with _exported() as (receiver, target, first):
+        os.kill(first, signal.SIGSTOP)
+        target.tell("modules")
+        assert target.json("modules")  # the service goes on
         os.kill(first, signal.SIGKILL)
         wait_for_end(first)
         target.line("the exporter process ended and was started again")
