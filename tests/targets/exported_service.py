@@ -240,6 +240,11 @@ def freeze() -> None:
     sys.frozen = True  # type: ignore[attr-defined]  # as PyInstaller sets it
 
 
+def allow_exporter_no_threads() -> None:
+    """Have programs that are executed from now on need more memory for a thread than there can be."""
+    resource.setrlimit(resource.RLIMIT_STACK, (_HUGE_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+
 CONDITIONS: dict[str, Callable[[], None]] = {
     "below a subreaper": run_below_subreaper,
     "chroot": leave_interpreters,
@@ -249,6 +254,7 @@ CONDITIONS: dict[str, Callable[[], None]] = {
     "frozen": freeze,
     "no exec": lambda: seccomp.refuse("execve"),
     "no interpreter": hide_interpreter,
+    "no threads there": allow_exporter_no_threads,
     "other interpreter": replace_interpreter,
     "subreaper": become_subreaper,
 }

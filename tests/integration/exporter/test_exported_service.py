@@ -182,6 +182,7 @@ def test_failed_delivery_is_logged_by_the_service() -> None:
     [
         ("crowded", "auto", "Resource temporarily unavailable"),
         ("no exec", "auto", "Operation not permitted"),
+        ("no threads there", "auto", "can't start new thread"),
         ("frozen", "process", "the application is frozen"),
         ("subreaper", "process", "this process adopts orphans"),
         ("no interpreter", "process", "no Python 3."),
