@@ -116,14 +116,16 @@ static const PyObject *entered_lock(const lock_kinds *kinds, const PyObject *val
     return is_lock ? value : NULL;
 }
 
+typedef bool (*see_frame)(lock_search *, const thread_top *, compat_frame *, compat_frame *, void *);
+
 /* Call `see` with the two newest frames of each thread, the leaf first, until it returns true for one: the second is that
  * of a `with` whose `__enter__` is in Python, as that of `threading.Condition`. `callee`: what it calls, or NULL. */
-static void visit_tops(lock_search *search, bool (*see)(lock_search *, compat_frame *, compat_frame *, void *),
-                       void *argument)
+static void visit_tops(lock_search *search, see_frame see, void *argument)
 {
     for (size_t i = 0; i < search->top_count; i++) {
-        compat_frame *frame = search->tops[i].frame, *callee = NULL;
-        for (int depth = 0; depth < 2 && frame != NULL && !see(search, frame, callee, argument); depth++) {
+        const thread_top *top = &search->tops[i];
+        compat_frame *frame = top->frame, *callee = NULL;
+        for (int depth = 0; depth < 2 && frame != NULL && !see(search, top, frame, callee, argument); depth++) {
             callee = frame;
             frame = compat_caller_frame(frame);
         }
@@ -160,7 +162,9 @@ static bool is_listed(PyObject *places, compat_frame *frame)
     return false;
 }
 
-static bool see_waiting(lock_search *search, compat_frame *frame, compat_frame *callee, void *places)
+/* CPython switches threads at the end of a call. A thread that has got its RLock may still be in the one that did it. */
+static bool see_waiting(lock_search *search, const thread_top *top, compat_frame *frame, compat_frame *callee,
+                        void *places)
 {
     int position = entered_position(compat_frame_code(frame), compat_frame_offset(frame));
     if (position < 0 || !is_listed(places, frame)) {
@@ -169,7 +173,7 @@ static bool see_waiting(lock_search *search, compat_frame *frame, compat_frame *
     const PyObject *lock =
         callee == NULL ? entered_lock(search->kinds, value_at(frame, position)) : lock_of_self(search, callee);
     wanted_lock *wanted = lock == NULL ? NULL : find_lock(search, lock);
-    if (wanted != NULL) {
+    if (wanted != NULL && wanted->owner != top->ident) {
         wanted->waiting++;
     }
     return true;
@@ -322,8 +326,8 @@ typedef struct {
     size_t count;
 } place_list;
 
-static bool see_place(lock_search *Py_UNUSED(search), compat_frame *frame, compat_frame *Py_UNUSED(callee),
-                      void *argument)
+static bool see_place(lock_search *Py_UNUSED(search), const thread_top *Py_UNUSED(top), compat_frame *frame,
+                      compat_frame *Py_UNUSED(callee), void *argument)
 {
     place_list *places = argument;
     PyCodeObject *code = compat_frame_code(frame);

@@ -150,6 +150,31 @@ def test_owner_of_an_rlock_is_known_however_it_was_acquired(ticker: Any) -> None
     assert "work" in functions
 
 
+@pytest.mark.parametrize("make", [RLock, Condition])
+def test_thread_that_enters_a_free_lock_does_not_wait_for_itself(ticker: Any, make: Callable[[], Any]) -> None:
+    """CPython switches threads at the end of a call: then the thread has the lock, and seems to enter it still."""
+    lock, entries, is_over = make(), [0], threading.Event()
+
+    def reenter() -> None:
+        while not is_over.is_set():
+            with lock:
+                entries[0] += 1
+
+    thread = threading.Thread(target=reenter)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # each look is at another place
+    thread.start()
+    try:
+        seen: set[int] = set()
+        while len(seen) < 100:
+            assert holders(ticker) == []
+            seen.add(entries[0])
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(interval_s)
+
+
 def test_lock_that_was_acquired_by_a_call_has_no_known_holder(ticker: Any) -> None:
     lock = Lock()
 
