@@ -14,6 +14,7 @@ _ENTERS_BLOCK = {"SETUP_WITH", "BEFORE_WITH"}  # CPython 3.10, 3.11 to 3.13
 CALLS = {"CALL_METHOD", "CALL_FUNCTION_KW", "CALL", "CALL_KW"}
 LOADS_METHOD = {"LOAD_METHOD", "LOAD_ATTR"}
 _ARGUMENTS = {"LOAD_CONST", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT", "KW_NAMES", "PRECALL", "CACHE", "EXTENDED_ARG"}
+_NAMES_ARGUMENTS = {"CALL_FUNCTION_KW", "KW_NAMES", "CALL_KW"}  # CPython 3.10, 3.11 and 3.12, 3.13 and newer
 _CACHE = 0
 _ENTER = 0  # argument of LOAD_SPECIAL
 
@@ -22,7 +23,8 @@ def lock_call(code: CodeType, lasti: int) -> str:
     """Return ``with``, ``acquire`` or ``get`` if the instruction at byte `lasti` enters a block or calls that.
 
     Empty for any other. A thread that waits there, in no Python function, waits for a lock, or for what is used
-    like one; in ``get``, for a queue in C (`queue.SimpleQueue`).
+    like one; in ``get``, for a queue in C (`queue.SimpleQueue`). With positional arguments only, as in `dict.get(key)`,
+    it does not wait: the thread only gave up the GIL at the end of the call.
     """
     may_enter_block = getattr(code, "co_exceptiontable", True)
     may_call = any(method in code.co_names for method in _METHODS)
@@ -58,6 +60,9 @@ def _loaded_method(code: CodeType, instructions: bytes, lasti: int) -> str:
     if at < 0 or opname[instructions[at]] not in LOADS_METHOD:
         return ""
     name = loaded_name(code, instructions, at)
+    if name == "get" and instructions[lasti + 1]:
+        names_arguments = any(opname[each] in _NAMES_ARGUMENTS for each in instructions[at + 2 : lasti + 2 : 2])
+        return name if names_arguments else ""
     return name if name in _METHODS else ""
 
 

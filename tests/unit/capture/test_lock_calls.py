@@ -65,6 +65,11 @@ def get(shop: Shop) -> None:
     shop.lock.get(True, timeout=TIMEOUT_S)
 
 
+def look_up(shop: Shop) -> None:
+    shop.lock.get(shop)
+    shop.lock.get(TIMEOUT_S, None)
+
+
 def call_others(shop: Shop) -> None:
     take = shop.lock.acquire
     take()
@@ -80,6 +85,7 @@ def call_others(shop: Shop) -> None:
         (acquire, ["acquire", ""]),
         (acquire_with_arguments, ["acquire", "acquire", ""]),
         (get, ["get", "get"]),
+        (look_up, ["", ""]),
         (call_others, ["", "", "", ""]),
     ],
 )
