@@ -75,11 +75,13 @@ class Ticker(Generic[_Frame, _Stack]):
         """
     def running_loops(self) -> list[tuple[Any, int]]:
         """Return the event loops of asyncio that threads run, each with its thread's `RawThread.key`; at most 64."""
-    def capture_tasks(self, tasks: list[Any], task_type: type, limit: int, /) -> tuple[list[RawThread | None], int]:
-        """Capture at most `limit` of the tasks that wait, evenly spread; return an item for each, and how many wait.
+    def capture_tasks(
+        self, tasks: list[Any], task_type: type, limit: int, /
+    ) -> tuple[list[tuple[RawThread, str | None]], int]:
+        """Capture at most `limit` of the tasks that wait, evenly spread, with their names; return also how many wait.
 
-        A task waits if it is suspended in an event loop that runs; its item has its own stack, context and labels,
-        and the thread of the loop. That of any other is None. A weak reference stands for its task. `task_type` is
+        A task waits if it is suspended in an event loop that runs. It is captured with its own stack, context and
+        labels, and the thread of the loop. A weak reference stands for its task. `task_type` is
         ``_asyncio.Task``. From CPython 3.14 on, the frames of the task that awaits it follow. Reads all tasks in one
         hold of the GIL and runs no code of the application. Keeps at most 512 frames.
         """

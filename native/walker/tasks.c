@@ -38,6 +38,7 @@ typedef struct {
 
 typedef struct {
     raw_thread thread; /* its stack is NULL: not captured */
+    PyObject *name;    /* owned; NULL: not captured, or not known */
     bool is_waiting;
 } seen_task;
 
@@ -197,9 +198,9 @@ static bool is_waiting(PyObject *task, const running_loop *loops, size_t loop_co
     return read_parts(task, loops, loop_count, task_type, &parts) && compat_suspended_frame(parts.coroutine) != NULL;
 }
 
-/* Fill `thread` with the stack of a task that waits; leave it as it is without memory. */
+/* Fill `seen` with the stack and the name of a task that waits; leave it as it is without memory. */
 static void capture_task(ticker_state *ticker, const running_loop *loops, size_t loop_count, PyTypeObject *task_type,
-                         PyObject *task, raw_thread *thread)
+                         PyObject *task, seen_task *seen)
 {
     task_parts parts, above;
     task_stack stack;
@@ -217,7 +218,8 @@ static void capture_task(ticker_state *ticker, const running_loop *loops, size_t
     if (made != NULL) {
         scratch_thread scratch = parts.loop->thread;
         scratch.context = parts.context;
-        thread_materialize(ticker, &scratch, made, thread);
+        thread_materialize(ticker, &scratch, made, &seen->thread);
+        seen->name = Py_XNewRef(tasks_read_names(task, task_type).given);
     }
 }
 
@@ -245,25 +247,33 @@ static size_t capture_waiting(ticker_state *ticker, PyObject *tasks, PyTypeObjec
     limit = limit < waiting ? limit : waiting;
     for (size_t i = 0; i < count; i++) {
         if (seen[i].is_waiting && (rank++ * limit) % waiting < limit) {
-            capture_task(ticker, loops, loop_count, task_type, task_at(tasks, i), &seen[i].thread);
+            capture_task(ticker, loops, loop_count, task_type, task_at(tasks, i), &seen[i]);
         }
     }
     return waiting;
 }
 
-/* Return a list of RawThread or None, and release the threads. Python code may run. */
+/* Return a new reference to (RawThread, name or None). */
+static PyObject *convert_task(ticker_state *ticker, const module_state *module, const seen_task *seen)
+{
+    PyObject *thread = convert_thread(ticker, module, &seen->thread);
+    return thread == NULL ? NULL : Py_BuildValue("(NO)", thread, seen->name == NULL ? Py_None : seen->name);
+}
+
+/* Return a list of what was captured, and release it. Python code may run, and the tasks may end meanwhile: none is owned,
+ * so that each is freed on its own thread. */
 static PyObject *convert_tasks(ticker_state *ticker, const module_state *module, seen_task *seen, size_t count)
 {
     PyObject *converted = PyList_New(0);
     for (size_t i = 0; i < count; i++) {
-        raw_thread *thread = &seen[i].thread;
+        if (seen[i].thread.stack == NULL) {
+            continue;
+        }
         if (converted != NULL) {
-            (void)append_item(&converted,
-                              thread->stack != NULL ? convert_thread(ticker, module, thread) : Py_NewRef(Py_None));
+            (void)append_item(&converted, convert_task(ticker, module, &seen[i]));
         }
-        if (thread->stack != NULL) {
-            thread_release(ticker, thread);
-        }
+        thread_release(ticker, &seen[i].thread);
+        Py_XDECREF(seen[i].name);
     }
     return converted;
 }

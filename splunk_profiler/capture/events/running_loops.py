@@ -53,11 +53,6 @@ class RunningLoops:
         return self._reads_tasks
 
 
-def given_name(task_type: Any, task: Any) -> str:
-    """Return the name that a task was given; empty if it has the one that asyncio gives."""
-    return shown_name(str.__str__(task_type.get_name(task)))  # a subclass could override its methods
-
-
 def shown_name(name: str) -> str:
     """Return a name as it is shown; empty if asyncio has given it: that is another one for each task."""
     return "" if _DEFAULT_NAME.fullmatch(name) else printable(name[:_MAX_NAME_CHARACTERS])

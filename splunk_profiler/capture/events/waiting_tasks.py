@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from splunk_profiler.capture.events.running_loops import RunningLoops, given_name
+from splunk_profiler.capture.events.running_loops import RunningLoops, shown_name
 from splunk_profiler.capture.events.source import PacedSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
@@ -59,14 +59,13 @@ class TaskEventSource(PacedSource):
         probed = [each if type(each) is ref else ref(each) for each in self._choose(known)]
         del known  # a task that ends during the capture must be freed on its own thread: its finaliser calls the loop
         time_ns = time.time_ns()
-        threads, waiting = self._ticker.capture_tasks(probed, task_type, self._max_tasks)
-        captured = [(task, thread) for task, thread in zip(probed, threads, strict=True) if thread is not None]
+        captured, waiting = self._ticker.capture_tasks(probed, task_type, self._max_tasks)
         total = waiting * known_count // max(len(probed), 1)
         events = []
-        for number, (task, thread) in enumerate(captured):
+        for number, (thread, name) in enumerate(captured):
             count = (total + number) // len(captured)  # the sum of all is `total`
             event = Event(TASK_KIND, WAITING_LABELS, count, count * since_ns)
-            events.append(RawEvent(time_ns, thread, event, _name_labels(task_type, task())))
+            events.append(RawEvent(time_ns, thread, event, _name_labels(name)))
         return events
 
     def _choose(self, known: list[Any]) -> list[Any]:
@@ -98,7 +97,7 @@ def _known_tasks(asyncio_in_c: ModuleType, loops: Sequence[Any]) -> list[Any]:
     return list(vars(weak_set)["data"])
 
 
-def _name_labels(task_type: Any, task: Any) -> tuple[tuple[str, str], ...]:
-    """Return the name that a task was given; those that asyncio gives are different for each. None: it has ended."""
-    name = "" if task is None else given_name(task_type, task)
+def _name_labels(task_name: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the name that a task was given; those that asyncio gives are different for each."""
+    name = shown_name(task_name or "")
     return (("task.name", name),) if name else ()

@@ -92,18 +92,14 @@ def captured(ticker: Any, *bodies: Callable[[], Coroutine[Any, Any, None]]) -> l
         for _ in range(3):
             await asyncio.sleep(0)
         found, waiting = ticker.capture_tasks(tasks, _asyncio.Task, 100)
-        assert waiting == len(tasks)
+        assert waiting == len(tasks) == len(found)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert ticker.capture_tasks(tasks, _asyncio.Task, 100) == nothing(tasks)
-        return list(found)
+        assert ticker.capture_tasks(tasks, _asyncio.Task, 100) == ([], 0)
+        return [raw for raw, _ in found]
 
     return asyncio.run(run())
-
-
-def nothing(tasks: list[Any]) -> tuple[list[None], int]:
-    return [None] * len(tasks), 0
 
 
 def functions_of(raw: Any) -> list[str]:
@@ -139,7 +135,7 @@ def test_deep_tasks_lose_the_root_end(ticker: Any) -> None:
 def test_tasks_before_their_first_step_are_at_their_first_line(ticker: Any) -> None:
     async def run() -> None:
         task = asyncio.create_task(wait_in_task())
-        ((raw,), _) = ticker.capture_tasks([task], _asyncio.Task, 1)
+        (((raw, _),), _) = ticker.capture_tasks([task], _asyncio.Task, 1)
         assert [(frame.function, frame.line) for frame in raw.stack.frames] == [
             ("wait_in_task", wait_in_task.__code__.co_firstlineno)
         ]
@@ -151,8 +147,8 @@ def test_tasks_before_their_first_step_are_at_their_first_line(ticker: Any) -> N
 def test_running_tasks_and_other_objects_are_none(ticker: Any) -> None:
     async def run() -> None:
         objects: list[Any] = [asyncio.current_task(), 7, None, asyncio.Future(), wait_in_task]
-        assert ticker.capture_tasks(objects, _asyncio.Task, 5) == nothing(objects)
-        assert ticker.capture_tasks(objects, object, 5) == nothing(objects)
+        assert ticker.capture_tasks(objects, _asyncio.Task, 5) == ([], 0)
+        assert ticker.capture_tasks(objects, object, 5) == ([], 0)
 
     asyncio.run(run())
 
@@ -161,7 +157,7 @@ def test_tasks_of_loops_that_do_not_run_are_none(ticker: Any) -> None:
     loop = asyncio.new_event_loop()
     task = loop.create_task(wait_in_task())
     assert ticker.running_loops() == []
-    assert ticker.capture_tasks([task], _asyncio.Task, 1) == nothing([task])
+    assert ticker.capture_tasks([task], _asyncio.Task, 1) == ([], 0)
     loop.call_soon(task.cancel)
     loop.run_until_complete(asyncio.wait([task]))
     loop.close()
@@ -193,7 +189,7 @@ def test_awaited_tasks_stand_under_their_parents(ticker: Any) -> None:
         others = list(asyncio.all_tasks() - {asyncio.current_task(), task})
         found, _ = ticker.capture_tasks(others, _asyncio.Task, 100)
         task.cancel()
-        return list(found)
+        return [raw for raw, _ in found]
 
     stacks = sorted(functions_of(raw) for raw in asyncio.run(run()))
     assert stacks == [["grandparent", "parent"], ["wait", "wait_in_task", "grandparent", "parent"]]
@@ -211,7 +207,8 @@ def test_running_loops_come_with_the_keys_of_their_threads(ticker: Any) -> None:
 
 def test_captures_leave_no_references(ticker: Any) -> None:
     async def run() -> None:
-        task = asyncio.create_task(in_awaitable())
+        name = "mine".ljust(10)
+        task = asyncio.create_task(in_awaitable(), name=name)
         await asyncio.sleep(0)
         counts = []
         for _ in range(3):
@@ -220,7 +217,7 @@ def test_captures_leave_no_references(ticker: Any) -> None:
             code_count = sys.getrefcount(wait_in_task.__code__)
             del found
             gc.collect()
-            counts.append((sys.getrefcount(task), sys.getrefcount(loops[0][0]), code_count))
+            counts.append((sys.getrefcount(task), sys.getrefcount(name), sys.getrefcount(loops[0][0]), code_count))
         assert counts[1] == counts[2]
         task.cancel()
 
@@ -265,7 +262,7 @@ def test_a_failing_constructor_fails_one_capture_of_tasks() -> None:
         with pytest.raises(ValueError, match="once"):
             ticker.capture_tasks(tasks, _asyncio.Task, 3)
         captured, waiting = ticker.capture_tasks(tasks, _asyncio.Task, 3)
-        assert (waiting, [raw is not None for raw in captured]) == (3, [True] * 3)
+        assert (waiting, len(captured)) == (3, 3)
 
     asyncio.run(run())
 
@@ -286,7 +283,7 @@ def test_captures_without_memory_fail_cleanly_and_the_next_one_works(ticker: Any
             finally:
                 testing.remove_mem_hooks()
             captured, waiting = ticker.capture_tasks(tasks, _asyncio.Task, 3)
-            assert (waiting, None in captured) == (3, False)
+            assert (waiting, len(captured)) == (3, 3)
         return failed
 
     assert 0 < asyncio.run(run()) < 100

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from types import CodeType
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -111,7 +112,8 @@ def test_source_probes_some_of_thousands_and_counts_all(ticker: Any) -> None:
     asyncio.run(run())
 
 
-def test_task_that_ends_during_its_capture_is_freed_on_its_own_thread() -> None:
+@pytest.mark.parametrize("during", ["name", "shown_name"])  # of a place in code, and of the task
+def test_task_that_ends_during_its_capture_is_freed_on_its_own_thread(during: str) -> None:
     gc.collect()  # of many ended tasks that wait for the collector only some are probed
     loop, fails, waits, is_over = asyncio.new_event_loop(), asyncio.Event(), threading.Event(), threading.Event()
     reporters: list[int] = []
@@ -124,25 +126,28 @@ def test_task_that_ends_during_its_capture_is_freed_on_its_own_thread() -> None:
     def report(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
         reporters.append(threading.get_ident())  # its exception was never retrieved
 
-    def make_frame(code: CodeType, *_: Any) -> str:
-        loop.call_soon_threadsafe(fails.set)
-        loop.call_soon_threadsafe(loop.call_soon, loop.call_soon, is_over.set)  # two turns of the loop later
-        is_over.wait(60)
-        return code.co_name
+    def end_task(frame: FrameType, event: str, _: object) -> None:
+        if (event, frame.f_code.co_name) == ("call", during):
+            loop.call_soon_threadsafe(fails.set)
+            loop.call_soon_threadsafe(loop.call_soon, loop.call_soon, is_over.set)  # two turns of the loop later
+            is_over.wait(60)
 
     def begin() -> None:
-        loop.create_task(fail())
+        loop.create_task(fail(), name="mine")
 
     loop.set_exception_handler(report)
     loop.call_soon(begin)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     waits.wait(60)
-    made = walker_factory.make(context_var=NUMBER, make_frame=make_frame)
+    made = walker_factory.make(context_var=NUMBER)
+    sys.setprofile(end_task)
     events = Sampled(made, 16).after(SECOND_NS)
+    sys.setprofile(None)
     made.stop()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+    assert is_over.is_set()
     assert reporters == [thread.ident]
-    assert len(events) == 1
+    assert [event.labels for event in events] == [(("task.name", "mine"),)]
