@@ -21,8 +21,9 @@ typedef struct {
 
 #pragma GCC visibility push(hidden)
 
-/* walk.c: list the running loops, newest thread first, and store their number. `gil_holder` is only compared. False: the
- * head lock is not free; the number is 0. */
+/* walk.c: list the running loops, newest thread first, and store their number. Where there are too many, the last one is
+ * that of the oldest thread, most likely the main thread. `gil_holder` is only compared. False: the head lock is not free;
+ * the number is 0. */
 bool walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS], const PyThreadState *gil_holder, size_t *count);
 
 /* tasks.c. Read the names of any object; none if it is no task of asyncio's C code. */

@@ -165,16 +165,14 @@ bool walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS], const PyThr
     if (atomic_load(&ticker->loop.is_closed) || !compat_lock_head()) {
         return false;
     }
-    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL && *count < MAX_LOOPS;
-         state = state->next) {
+    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL; state = state->next) {
         PyObject *loop = is_lost_in_fork(state) ? NULL : compat_running_loop(state, ticker->names[NAME_RUNNING_LOOP]);
         if (loop != NULL && loop != Py_None) {
-            loops[*count].loop = loop;
-            loops[*count].task = compat_running_task(state);
-            loops[*count].thread = (scratch_thread){.first = 0};
-            read_identity(&loops[*count].thread, state, NULL);
-            loops[*count].thread.is_gil_holder = state == gil_holder;
-            (*count)++;
+            *count += *count < MAX_LOOPS; /* the last place is for the oldest thread */
+            running_loop *found = &loops[*count - 1];
+            *found = (running_loop){.loop = loop, .task = compat_running_task(state)};
+            read_identity(&found->thread, state, NULL);
+            found->thread.is_gil_holder = state == gil_holder;
         }
     }
     compat_unlock_head();

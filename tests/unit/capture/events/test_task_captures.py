@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import sys
 import threading
@@ -203,6 +204,26 @@ def test_running_loops_come_with_the_keys_of_their_threads(ticker: Any) -> None:
         assert [thread.ident for thread in snapshot.threads if thread.key == key] == [threading.get_ident()]
 
     asyncio.run(run())
+
+
+def test_of_many_running_loops_that_of_the_oldest_thread_is_listed(ticker: Any) -> None:
+    marker = object()
+
+    def run(wait: Callable[[], object]) -> None:
+        _asyncio._set_running_loop(object())
+        wait()
+
+    _asyncio._set_running_loop(marker)
+    try:
+        with contextlib.ExitStack() as threads:
+            for _ in range(70):
+                threads.enter_context(walker_factory.blocked_thread(run))
+            keys = [key for _, key in ticker.running_loops()]
+            assert len(keys) == len({*keys}) == 64
+            assert keys == sorted(keys, reverse=True)
+            assert ticker.running_loops()[-1][0] is marker
+    finally:
+        _asyncio._set_running_loop(None)
 
 
 def test_captures_leave_no_references(ticker: Any) -> None:
