@@ -1,4 +1,4 @@
-"""Data that passes between capture and pipeline: raw snapshots, raw events and their periods.
+"""What walkers and event sources give to capture's recorder, and the periods of captures.
 
 The native walker creates these named tuples. Its import fails if it was built for other fields.
 Imports the model only.
@@ -60,6 +60,7 @@ class RawSnapshot(NamedTuple):
         instant_ns: time of the capture on the boot-time clock.
         gil_wait_ns: time that the ticker waited until a thread took the snapshot, deadlines that passed
             meanwhile included. Of the portable ticker: how late it is for any reason.
+        lost_count: snapshots before it that were lost, because the ring was not drained.
     """
 
     time_ns: int
@@ -71,6 +72,7 @@ class RawSnapshot(NamedTuple):
     process_cpu_ns: int = 0
     instant_ns: int = 0
     gil_wait_ns: int = 0
+    lost_count: int = 0
 
 
 class RawCollection(NamedTuple):
@@ -152,10 +154,8 @@ class TickerCounters(NamedTuple):
     Attributes:
         by_pending_call: snapshots taken by a thread of the application, in a pending call.
         missed: deadlines without a snapshot; an undrained ring accepts no more than twice its size.
-        overwritten: snapshots lost because the ring was not drained.
         gil_held_ns_sum: time inside captures, with the GIL held.
-        allocations: sampled allocations.
-        allocations_lost: those without room; their weight is missing.
+        allocations_lost: sampled allocations without room; their weight is missing.
         live_evicted: sampled blocks in use that are no longer followed, as there were too many.
         live_forgotten: those of which the end may have been missed, as another library had removed the hooks.
         allocation_ns_sum: time inside captures of allocations.
@@ -166,11 +166,7 @@ class TickerCounters(NamedTuple):
     captured: int = 0
     by_pending_call: int = 0
     missed: int = 0
-    overwritten: int = 0
-    latency_ns_max: int = 0
-    latency_ns_sum: int = 0
     gil_held_ns_sum: int = 0
-    allocations: int = 0
     allocations_lost: int = 0
     live_evicted: int = 0
     live_forgotten: int = 0

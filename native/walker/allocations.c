@@ -126,7 +126,6 @@ static void keep_sample(ticker_state *ticker, void *memory, size_t size, double 
     double probability = -expm1(-(double)size / mean);
     bool has_room = ticker->events[EVENT_ALLOCATION].count < MAX_SAMPLES;
     raw_allocation *kept = has_room ? calloc(1, sizeof(raw_allocation)) : NULL;
-    ticker_state_count(ticker, COUNTERS_allocations, 1);
     if (kept == NULL) {
         ticker_state_count(ticker, COUNTERS_allocations_lost, 1);
     }

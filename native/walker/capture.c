@@ -255,16 +255,8 @@ static void store_snapshot(ticker_state *ticker, raw_snapshot *snapshot)
     }
     raw_snapshot *oldest = ring->oldest;
     ring->oldest = oldest->next;
+    ring->oldest->lost_count += oldest->lost_count + 1;
     discard_snapshot(ring, oldest);
-    ticker_state_count(ticker, COUNTERS_overwritten, 1);
-}
-
-static void count_latency(ticker_state *ticker, int64_t latency_ns)
-{
-    ticker_state_count(ticker, COUNTERS_latency_ns_sum, latency_ns);
-    if (latency_ns > atomic_load(&ticker->counters[COUNTERS_latency_ns_max])) {
-        atomic_store(&ticker->counters[COUNTERS_latency_ns_max], latency_ns);
-    }
 }
 
 /* A worker that never drains leaves at most two rings of snapshots; then no more are taken. */
@@ -280,7 +272,6 @@ static void note_lateness(ticker_state *ticker, raw_snapshot *snapshot, int64_t 
     snapshot->latency_ns = start_ns - deadline_ns;
     snapshot->period_ns = atomic_load(&ticker->pending.period_ns[snapshot->is_focused]);
     snapshot->gil_wait_ns = since_ns > 0 && since_ns < start_ns ? start_ns - since_ns : 0;
-    count_latency(ticker, snapshot->latency_ns);
 }
 
 /* A focused snapshot without threads is not stored, so it wakes no thread. */

@@ -15,7 +15,8 @@
     X(THREAD, cpu_ns) X(THREAD, state) X(THREAD, python_thread)
 #define RAW_SNAPSHOT_FIELDS(X) \
     X(SNAPSHOT, time_ns) X(SNAPSHOT, latency_ns) X(SNAPSHOT, threads) X(SNAPSHOT, period_ns) X(SNAPSHOT, is_focused) \
-    X(SNAPSHOT, since_previous_ns) X(SNAPSHOT, process_cpu_ns) X(SNAPSHOT, instant_ns) X(SNAPSHOT, gil_wait_ns)
+    X(SNAPSHOT, since_previous_ns) X(SNAPSHOT, process_cpu_ns) X(SNAPSHOT, instant_ns) X(SNAPSHOT, gil_wait_ns) \
+    X(SNAPSHOT, lost_count)
 #define RAW_COLLECTION_FIELDS(X) \
     X(COLLECTION, time_ns) X(COLLECTION, thread) X(COLLECTION, generation) X(COLLECTION, collection_count) \
     X(COLLECTION, duration_ns)
@@ -28,9 +29,8 @@
     X(BLOCK, time_ns) X(BLOCK, thread) X(BLOCK, task_name) X(BLOCK, coroutine_name) X(BLOCK, duration_ns) \
     X(BLOCK, is_continued)
 #define TICKER_COUNTERS_FIELDS(X) \
-    X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) X(COUNTERS, overwritten) \
-    X(COUNTERS, latency_ns_max) X(COUNTERS, latency_ns_sum) X(COUNTERS, gil_held_ns_sum) \
-    X(COUNTERS, allocations) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, live_forgotten) \
+    X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) \
+    X(COUNTERS, gil_held_ns_sum) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, live_forgotten) \
     X(COUNTERS, allocation_ns_sum) X(COUNTERS, look_ns_sum)
 /* clang-format on */
 

@@ -86,7 +86,7 @@ typedef struct raw_snapshot {
     int64_t process_cpu_ns;    /* read before the clocks of the threads */
     int64_t gil_wait_ns;       /* from the ticker's request to the capture */
     bool is_focused;           /* has only threads of traces in the filter */
-    size_t count;
+    size_t count, lost_count;  /* lost_count: snapshots before it that the ring has lost */
     raw_thread threads[];
 } raw_snapshot;
 

@@ -197,7 +197,7 @@ class PortableTicker:
         before = active_threads().copy()
         now, instant, walks = self._walk(is_focused=is_focused)
         if is_focused and not walks:
-            self._count(captured=1, late_ns=late_ns, held_ns=time.monotonic_ns() - started_ns)
+            self._count(captured=1, held_ns=time.monotonic_ns() - started_ns)
             return
         living = active_threads().copy()
         # A thread that started or ended during the walk cannot be identified by its ident.
@@ -208,7 +208,8 @@ class PortableTicker:
             self._previous = {}
         threads = [self._resolve_thread(walk, living.get(walk.ident), previous) for walk in walks]
         threads.sort(key=lambda raw: raw.key)
-        overwritten = int(len(self._ring) == self._ring.maxlen)
+        # In one step: another thread may drain the ring meanwhile.
+        dropped = list(self._ring)[:1] if len(self._ring) == self._ring.maxlen else []
         self._ring.append(
             RawSnapshot(
                 now,
@@ -220,9 +221,10 @@ class PortableTicker:
                 process_cpu_ns,
                 instant,
                 gil_wait_ns,
+                sum(each.lost_count + 1 for each in dropped),
             )
         )
-        self._count(captured=1, overwritten=overwritten, late_ns=late_ns, held_ns=time.monotonic_ns() - started_ns)
+        self._count(captured=1, held_ns=time.monotonic_ns() - started_ns)
         self._filled.set()
 
     def _has_traces(self) -> bool:
@@ -309,11 +311,9 @@ class PortableTicker:
         self._frames[id(code), lasti] = (code, frame)  # a reference to the code keeps its id from being reused
         return frame
 
-    def _count(self, *, late_ns: int = 0, held_ns: int = 0, **counts: int) -> None:
+    def _count(self, *, held_ns: int = 0, **counts: int) -> None:
         before = self._counters
         self._counters = before._replace(
-            latency_ns_max=max(before.latency_ns_max, late_ns),
-            latency_ns_sum=before.latency_ns_sum + late_ns,
             gil_held_ns_sum=before.gil_held_ns_sum + held_ns,
             **{name: getattr(before, name) + count for name, count in counts.items()},
         )

@@ -142,14 +142,21 @@ class StreamRecorder:
 
     def snapshot(self, raw: RawSnapshot) -> None:
         """Record a snapshot; after an error, it is lost and the next one has all threads."""
+        self._lose(raw.lost_count)
         if self._is_paused:
             self._snapshot_count += 1
             return
         try:
             self._snapshot(raw)
         except Exception:
-            self._writer.write(LostRecord(1))
+            self._lose(1)
             raise
+
+    def _lose(self, count: int) -> None:
+        """Record that so many snapshots are lost; while paused, only count them."""
+        self._snapshot_count += count
+        if count and not self._is_paused:
+            self._writer.write(LostRecord(count))
 
     def _snapshot(self, raw: RawSnapshot) -> None:
         is_complete, self._is_complete_due = self._writer.renew_numbers() or self._is_complete_due, True

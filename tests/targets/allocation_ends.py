@@ -188,7 +188,6 @@ def make_millions(ticker: Any) -> None:
         deque(map(bytes, repeat(700, 50_000)), maxlen=0)
         ticker.drain_allocations()
         del kept
-    print("sampled", ticker.counters().allocations, flush=True)
 
 
 def use_interpreters(ticker: Any) -> None:

@@ -120,7 +120,7 @@ def test_error_in_a_snapshot_makes_the_next_one_complete(bench: Bench) -> None:
     for _ in range(2):
         with pytest.raises(AttributeError, match="frames"):
             bench.recorder.snapshot(snapshot(idle, worker, thread(3, stack=None)))
-    assert not [item for item in bench.read() if not isinstance(item, CapturesLost)]
+    assert bench.read() == [CapturesLost(1)] * 2
     found = bench.see(idle, worker, thread(4))
     assert (found.is_complete, numbers(found)[:2]) == (True, [1, 2])
     assert found.threads[0].info.thread.ident == idle.ident
@@ -255,6 +255,17 @@ def test_new_beginning_says_what_is_lost_and_all_that_lasts(bench: Bench) -> Non
     again = bench.see(thread(1), thread(3))
     assert (again.is_complete, numbers(again)) == (True, [1, 3])
     assert bench.see(thread(1), thread(3)).ended == []
+
+
+def test_snapshots_that_the_ring_lost_are_said_before_the_next_one(bench: Bench) -> None:
+    bench.recorder.snapshot(snapshot(thread(1))._replace(lost_count=5))
+    lost, *_, seen = bench.read()
+    assert (lost, type(seen)) == (CapturesLost(5), CapturedSnapshot)
+    bench.recorder.restart(is_paused=True)
+    bench.recorder.snapshot(snapshot(thread(1))._replace(lost_count=2))
+    assert [item for item in bench.read() if isinstance(item, CapturesLost)] == [CapturesLost(6)]
+    bench.recorder.restart()
+    assert CapturesLost(6 + 2 + 1) in bench.read()
 
 
 def test_new_beginning_that_is_lost_too_is_counted_with_the_next(bench: Bench) -> None:
