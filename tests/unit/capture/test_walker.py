@@ -20,6 +20,8 @@ pytest.importorskip("splunk_profiler._walker", reason="the native walker is not 
 
 from walker_factory import LONG_NS, Thing, Ticker, blocked_thread, current, make, recursion, running, thread_of
 
+from splunk_profiler.raw import RawSnapshot
+
 
 def test_a_snapshot_is_drained_once_and_in_the_order_of_capture() -> None:
     ticker = make()
@@ -150,7 +152,7 @@ def test_a_thread_has_its_native_id_where_cpython_knows_it() -> None:
 def test_every_deadline_is_captured_or_counted_as_missed() -> None:
     ticker = make(ring_size=64)
     with running(ticker, 1_000_000):
-        drained = []
+        drained: list[RawSnapshot] = []
         while len(drained) < 50:
             snapshots = ticker.drain(LONG_NS)
             assert snapshots
