@@ -186,7 +186,7 @@ static void drop_reference(receiver *self)
 static void *receive(void *argument)
 {
     receiver *self = argument;
-    (void)pthread_setname_np(pthread_self(), "splunk-inbox");
+    (void)pthread_setname_np(pthread_self(), "splunk-receiver");
     receive_until_stopped(self);
     pthread_mutex_lock(&self->lock);
     self->phase = ENDED;

@@ -96,8 +96,8 @@ static RARE void *count_to_end(const allocator_hook *hook, void *memory, size_t 
     return memory;
 }
 
-/* Counts before the allocation, so that the call of the next allocator is the last of a hook. Less than 0 costs less
- * than 0 or less: the subtraction has told it. */
+/* Counts before the allocation, so that the call of the next allocator is the last of a hook. `< 0` needs no compare: the
+ * subtraction sets the flag. */
 static inline bool count_allocation(const allocator_hook *hook, size_t size)
 {
     return __builtin_expect((thread_distance.left -= (int64_t)(size & hook->counted)) < 0, 0);

@@ -110,7 +110,7 @@ def receiving_threads() -> set[str]:
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has just ended
-            if (task / "comm").read_text("ascii") == "splunk-inbox\n":
+            if (task / "comm").read_text("ascii") == "splunk-receiver\n":
                 found.add(task.name)
     return found
 
