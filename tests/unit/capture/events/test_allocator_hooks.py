@@ -123,7 +123,7 @@ def test_blocks_end_where_their_ends_may_have_been_missed(caplog: pytest.LogCapt
     assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
 
 
-def test_blocks_stay_followed_where_a_library_ends_that_came_after_the_hooks() -> None:
+def test_blocks_stay_followed_where_a_later_library_ends() -> None:
     drained = Drained(make())
     drained.ticker.start_allocations(1_000, True)
     tracemalloc.start()
