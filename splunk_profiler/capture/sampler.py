@@ -18,7 +18,10 @@ from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent, Worker
 
 _DRAIN_TIMEOUT_NS = 500_000_000
-_MIN_DRAIN_INTERVAL_S = 0.05
+_DRAIN_INTERVAL_S = 0.05  # what a killed process loses is no older than that
+_IDLE_DRAIN_INTERVAL_S = 0.2  # each drain wakes two processes, and an idle one has hardly anything to lose
+_IDLE_DIVISOR = 50  # it uses less than this part of a processor
+_MAX_WAITING = 64  # snapshots; the ring has 256
 _MAX_CAPTURE_COST_NS = 2_000_000  # longer ones were interrupted: this is wall time, not CPU time
 
 
@@ -41,8 +44,8 @@ class Sampler:
     """The two threads that run a ticker and handle its snapshots; `stop` stops the ticker for good.
 
     The worker's thread calls `handle` with each snapshot, in order, and `on_drained` after some of
-    them, at least twice a second. It drains the ring twenty times a second at most: beside busy threads,
-    it waits for the GIL each time.
+    them, at least twice a second. It drains the ring twenty times a second at most, and five times while the
+    service is idle: beside busy threads, it waits for the GIL each time.
 
     The limit stretches both `periods` in the same ratio, because the same threads pay for both.
     """
@@ -64,6 +67,7 @@ class Sampler:
         self._limit = limit
         self._app_threads_cpu_ns = 0  # used by captures on threads of the application
         self._last_counters = TickerCounters()  # counters at the last addition to it
+        self._service_cpu_ns = self._looked_ns = 0  # at the last drain
         self._is_stopping = False
         self._guard = Guard("the sampling thread")
         self._stop_signal = WakeEvent()  # for the ticker's thread
@@ -113,7 +117,18 @@ class Sampler:
                         self._apply_limit()
             if is_stopping:
                 return
-            self._pause_signal.wait(drained_s + _MIN_DRAIN_INTERVAL_S - time.monotonic())
+            self._pause_signal.wait(drained_s + self._drain_interval_s() - time.monotonic())
+
+    def _drain_interval_s(self) -> float:
+        """Return how long snapshots may wait in the ring, by what the service has used since the last call."""
+        now_ns = time.monotonic_ns()
+        cpu_ns = time.process_time_ns() - self._tick_thread.cpu_ns() - self._work_thread.cpu_ns()
+        is_idle = (cpu_ns - self._service_cpu_ns) * _IDLE_DIVISOR < now_ns - self._looked_ns
+        self._service_cpu_ns, self._looked_ns = cpu_ns, now_ns
+        if not is_idle:
+            return _DRAIN_INTERVAL_S
+        shortest_ns = min(filter(None, (self._periods.all_ns, self._periods.focused_ns)))
+        return max(min(_IDLE_DRAIN_INTERVAL_S, shortest_ns * _MAX_WAITING / 1e9), _DRAIN_INTERVAL_S)
 
     def _apply_limit(self) -> None:
         limit, now_ns = self._limit, time.monotonic_ns()

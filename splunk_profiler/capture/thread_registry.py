@@ -35,6 +35,7 @@ class ThreadInfo:
     name: str
     start_ns: tuple[int, int]
     python_thread: weakref.ref[threading.Thread] | None = None
+    given_name: str | None = None  # of which `name` was made
 
     def update_name(self, python_thread: threading.Thread | None = None) -> bool:
         """Take over the current name; `python_thread` is None if the walker did not see it. Return True if it is new.
@@ -43,7 +44,11 @@ class ThreadInfo:
         """
         if python_thread is not None:
             self.python_thread = weakref.ref(python_thread)
-        name = "" if self.python_thread is None else _name_of(self.python_thread())
+        given = None if self.python_thread is None else _given_name(self.python_thread())
+        if given is self.given_name:
+            return False
+        self.given_name = given
+        name = shortened(given or "")
         is_new = bool(name) and name != self.name
         self.name = name if is_new else self.name
         return is_new
@@ -98,7 +103,7 @@ class ThreadRegistry:
         stat = self._read_stat(native_id) if native_id > 0 else ""
         start_ns = _start_time(stat)
         is_another = start_ns[0] > instant_ns
-        name = _name_of(known)
+        name = shortened(_given_name(known) or "")
         if not name and not is_another:
             name = self._os_thread_name(native_id, stat)
         start_ns = (0, 0) if is_another else start_ns
@@ -131,10 +136,10 @@ def _find_python_thread(ident: int, native_id: int) -> threading.Thread | None:
     return known if known is not None and native_id and vars(known).get("_native_id") == native_id else None
 
 
-def _name_of(thread: threading.Thread | None) -> str:
+def _given_name(thread: threading.Thread | None) -> str | None:
     """Return the name, read from the instance: a subclass of the application may have a property for it."""
     name = None if thread is None else vars(thread).get("_name")
-    return shortened(name) if type(name) is str else ""
+    return name if type(name) is str else None
 
 
 def _command_name(stat: str) -> str:

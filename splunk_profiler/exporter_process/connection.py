@@ -34,6 +34,7 @@ from splunk_profiler.system.threads import OwnedLock, real
 
 MAX_BUFFERED_BYTES = 4 * 1024 * 1024
 _MAX_MESSAGES = 256
+_PIECE_BYTES = 4096  # of what the exporter sends, as a rule some hundred bytes a second
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _LOG_INTERVAL_S = 60.0
 _STARTS_ELSEWHERE = "another process is about to start it"  # its name is bound, but it does not listen yet
@@ -261,7 +262,7 @@ class ExporterConnection:
     def _read(self) -> None:
         if self._socket is None:
             return
-        target = bytearray(MAX_MESSAGE_BYTES)
+        target = bytearray(_PIECE_BYTES)
         try:
             count = self._socket.receive(target)
         except OSError:
