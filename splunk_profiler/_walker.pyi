@@ -37,6 +37,7 @@ class Ticker(Generic[_Frame, _Stack]):
         trace_filter: tuple[dict[int, Any], str] | None = None,  # trace ids as keys; key of the span in a context
         threads: dict[int, Thread] = ...,  # by ident, for `RawThread.python_thread`; without it there is none
         exception_interval: int = 1,  # mean number of exceptions for a kept one, 1 to 1,000,000
+        skips_quiet: bool = False,  # see `RawSnapshot.quiet_count`
     ) -> None: ...
     def run(self, period_ns: int, focused_period_ns: int = 0, /) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread. Releases the GIL while it waits.

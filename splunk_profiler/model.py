@@ -260,6 +260,7 @@ class Snapshot(NamedTuple):
         unattributed: other time of the process, so that the sum is complete.
         ended_threads: `Thread.index` of threads in the previous snapshot that are not in this one.
         gil_wait_ns: time for which its request waited for the GIL.
+        snapshot_count: number of snapshots that this stands for: more than one if no thread had run in between.
     """
 
     time_ns: int
@@ -270,6 +271,7 @@ class Snapshot(NamedTuple):
     idle_repeats: tuple[IdleRepeat, ...] = ()
     ended_threads: tuple[int, ...] = ()
     gil_wait_ns: int = 0
+    snapshot_count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

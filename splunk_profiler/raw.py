@@ -61,6 +61,8 @@ class RawSnapshot(NamedTuple):
         gil_wait_ns: time that the ticker waited until a thread took the snapshot, deadlines that passed
             meanwhile included. Of the portable ticker: how late it is for any reason.
         lost_count: snapshots before it that were lost, because the ring was not drained.
+        quiet_count: if not 0, this is no capture. At so many deadlines, `period_ns` apart, no thread had run since
+            the previous capture: all were as they are there. The times are those of the last of these deadlines.
     """
 
     time_ns: int
@@ -73,6 +75,7 @@ class RawSnapshot(NamedTuple):
     instant_ns: int = 0
     gil_wait_ns: int = 0
     lost_count: int = 0
+    quiet_count: int = 0
 
 
 class RawCollection(NamedTuple):

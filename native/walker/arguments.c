@@ -45,14 +45,15 @@ bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *given)
                             "trace_filter",
                             "threads",
                             "exception_interval",
+                            "skips_quiet",
                             NULL};
     /* The zeros and NULLs of required arguments are invalid, which is checked below. */
     *given = (ticker_arguments){.min_collection_interval_ns = DEFAULT_COLLECTION_INTERVAL_NS, .exception_interval = 1};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O&O&nOOnLO&O!L:Ticker", names, convert_context_var,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O&O&nOOnLO&O!Lp:Ticker", names, convert_context_var,
                                      &given->context_var, convert_context_var, &given->labels_var, &given->max_depth,
                                      &given->make_frame, &given->make_stack, &given->ring_size,
                                      &given->min_collection_interval_ns, convert_trace_filter, given, &PyDict_Type,
-                                     &given->threads, &given->exception_interval)) {
+                                     &given->threads, &given->exception_interval, &given->skips_quiet)) {
         return false;
     }
     if (!PyCallable_Check(given->make_frame) || !PyCallable_Check(given->make_stack)) {

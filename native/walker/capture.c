@@ -274,6 +274,23 @@ static void note_lateness(ticker_state *ticker, raw_snapshot *snapshot, int64_t 
     snapshot->gil_wait_ns = since_ns > 0 && since_ns < start_ns ? start_ns - since_ns : 0;
 }
 
+/* Without memory they are lost. */
+void capture_quiet(ticker_state *ticker)
+{
+    int64_t count = atomic_exchange(&ticker->quiet.count, 0);
+    raw_snapshot *quiet = count == 0 ? NULL : malloc(sizeof(raw_snapshot));
+    if (quiet != NULL) {
+        *quiet = (raw_snapshot){
+            .time_ns = atomic_load(&ticker->quiet.time_ns),
+            .instant_ns = atomic_load(&ticker->quiet.instant_ns),
+            .period_ns = atomic_load(&ticker->quiet.period_ns),
+            .process_cpu_ns = atomic_load(&ticker->quiet.process_cpu_ns),
+            .quiet_count = count,
+        };
+        store_snapshot(ticker, quiet);
+    }
+}
+
 /* A focused snapshot without threads is not stored, so it wakes no thread. */
 static bool take_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder)
 {
@@ -284,6 +301,7 @@ static bool take_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_foc
         return false;
     }
     ticker->previous.time_ns = start_ns;
+    capture_quiet(ticker);
     if (!is_focused || ticker->scratch.count > 0) {
         raw_snapshot *snapshot = materialize_snapshot(ticker);
         if (snapshot == NULL) {

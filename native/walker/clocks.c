@@ -4,7 +4,7 @@
  * up on that processor. So the clocks are read at the deadline, and again some tens of microseconds later. A
  * thread that used a part of this probe counts as running with the probability of that part.
  */
-#include "ticker_state.h"
+#include "forks.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -81,28 +81,32 @@ static void return_table(ticker_state *ticker, clock_table *table)
     free(atomic_exchange(&ticker->clocks.table, table));
 }
 
-bool clocks_read(ticker_state *ticker, int64_t deadline_ns)
+clocks_change clocks_read(ticker_state *ticker, int64_t deadline_ns)
 {
-    bool has_run = false;
+    clocks_change change = CLOCKS_STOOD;
     clock_table *table = atomic_exchange(&ticker->clocks.table, NULL);
     if (table == NULL) {
-        return false; /* the next capture reads the clocks itself */
+        return CLOCKS_UNKNOWN; /* the next capture reads the clocks itself */
     }
     table->deadline_ns = deadline_ns;
     table->process_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
         int64_t now_ns = monotonic_ns(), cpu_ns = thread_cpu_ns(entry->native_id), used_ns = cpu_ns - entry->cpu_ns;
-        entry->has_run = used_ns > 0;
+        entry->has_run = used_ns > 0 && !gil_keeper_is_profiler_id(entry->native_id);
         entry->is_busy = used_ns > (now_ns - entry->read_ns) / BUSY_DIVISOR;
         entry->read_ns = now_ns;
         entry->cpu_ns = cpu_ns;
         entry->reader_cpu_ns = entry->has_run ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
         entry->state = entry->has_run ? THREAD_UNKNOWN : THREAD_WAITING; /* until the second reading */
-        has_run = has_run || entry->has_run;
+        if (change != CLOCKS_RAN) {
+            change = entry->has_run ? CLOCKS_RAN : cpu_ns == 0 ? CLOCKS_UNKNOWN : change;
+        }
     }
+    bool stood_before = table->has_stood;
+    table->has_stood = change == CLOCKS_STOOD;
     return_table(ticker, table);
-    return has_run;
+    return change == CLOCKS_STOOD && !stood_before ? CLOCKS_UNKNOWN : change;
 }
 
 void clocks_read_again(ticker_state *ticker)
@@ -134,7 +138,7 @@ void clocks_read_again(ticker_state *ticker)
 }
 
 /* Return the table with the threads of a snapshot; NULL: no memory. */
-static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot)
+static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot, bool has_stood)
 {
     if (table == NULL || table->capacity < snapshot->count) {
         size_t capacity = snapshot->count * 2;
@@ -146,6 +150,7 @@ static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot
         table->capacity = capacity;
     }
     table->deadline_ns = -1;
+    table->has_stood = has_stood;
     table->count = snapshot->count;
     int64_t now_ns = monotonic_ns();
     for (size_t i = 0; i < snapshot->count; i++) {
@@ -193,5 +198,6 @@ void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_
             fill_thread(thread, entry);
         }
     }
-    return_table(ticker, is_last ? build_table(table, snapshot) : table);
+    bool has_stood = fits && table->has_stood;
+    return_table(ticker, is_last ? build_table(table, snapshot, has_stood) : table);
 }

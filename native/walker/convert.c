@@ -239,6 +239,7 @@ PyObject *convert_snapshot(PyObject *owner, ticker_state *ticker, const module_s
         [SNAPSHOT_instant_ns] = PyLong_FromLongLong(raw->instant_ns),
         [SNAPSHOT_gil_wait_ns] = PyLong_FromLongLong(raw->gil_wait_ns),
         [SNAPSHOT_lost_count] = PyLong_FromSize_t(raw->lost_count),
+        [SNAPSHOT_quiet_count] = PyLong_FromLongLong(raw->quiet_count),
     };
     return make_tuple(module->types[RAW_SNAPSHOT], items, SNAPSHOT_FIELD_COUNT);
 }

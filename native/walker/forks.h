@@ -38,6 +38,7 @@ void sockets_close(pid_t spared_maker);
 void gil_keeper_init(void);
 void gil_keeper_mark_thread(bool is_starting); /* start or end of a profiler thread, the calling one; GIL held */
 bool gil_keeper_is_profiler_thread(const void *thread); /* a thread state, only compared; from any thread */
+bool gil_keeper_is_profiler_id(pid_t native_id);        /* the same, by the kernel's id */
 /* Called by the forking thread, without the GIL: */
 bool gil_keeper_request(PyInterpreterState *interp); /* false: no need, or another thread has a request */
 void gil_keeper_wait(PyInterpreterState *interp, bool has_running_ticker);

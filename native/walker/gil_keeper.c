@@ -90,6 +90,16 @@ bool gil_keeper_is_profiler_thread(const void *thread)
     return false;
 }
 
+bool gil_keeper_is_profiler_id(pid_t native_id)
+{
+    for (size_t i = 0; i < MAX_THREADS; i++) {
+        if (atomic_load(&keeper.profiler_threads[i].native_id) == native_id) {
+            return native_id != 0;
+        }
+    }
+    return false;
+}
+
 /* Return the holder of the GIL, as an address only, since the thread may end; NULL: it is free. */
 static const void *gil_holder(PyInterpreterState *interp)
 {

@@ -16,7 +16,7 @@
 #define RAW_SNAPSHOT_FIELDS(X) \
     X(SNAPSHOT, time_ns) X(SNAPSHOT, latency_ns) X(SNAPSHOT, threads) X(SNAPSHOT, period_ns) X(SNAPSHOT, is_focused) \
     X(SNAPSHOT, since_previous_ns) X(SNAPSHOT, process_cpu_ns) X(SNAPSHOT, instant_ns) X(SNAPSHOT, gil_wait_ns) \
-    X(SNAPSHOT, lost_count)
+    X(SNAPSHOT, lost_count) X(SNAPSHOT, quiet_count)
 #define RAW_COLLECTION_FIELDS(X) \
     X(COLLECTION, time_ns) X(COLLECTION, thread) X(COLLECTION, generation) X(COLLECTION, collection_count) \
     X(COLLECTION, duration_ns)

@@ -46,6 +46,7 @@ void thread_release(ticker_state *ticker, raw_thread *thread)
 
 raw_snapshot *snapshots_take(ticker_state *ticker)
 {
+    capture_quiet(ticker);
     raw_snapshot *oldest = ticker->ring.oldest;
     ticker->ring.oldest = NULL;
     ticker->ring.end = &ticker->ring.oldest;

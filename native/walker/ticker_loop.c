@@ -189,25 +189,6 @@ static void begin_wait(ticker_state *ticker)
     }
 }
 
-/* Needs the mutex. Store a deadline for the thread that captures. */
-static void store_deadline(ticker_state *ticker, PyThreadState *self, const schedule_tick *tick)
-{
-    int64_t missed = tick->skipped;
-    if (!tick->is_focused && clocks_read(ticker, tick->deadline_ns)
-        && wait_until(ticker, self, monotonic_ns() + CLOCKS_PROBE_NS)) {
-        clocks_read_again(ticker);
-    }
-    ticker_state_count(ticker, COUNTERS_due, tick->skipped + 1);
-    atomic_store(&ticker->pending.period_ns[tick->is_focused], tick->period_ns);
-    begin_wait(ticker);
-    int64_t previous_ns =
-        atomic_exchange(&ticker->pending.deadline_ns, tick->is_focused ? -tick->deadline_ns : tick->deadline_ns);
-    if (previous_ns != 0 && previous_ns != LOOK_DUE) {
-        missed++; /* no thread took the previous deadline */
-    }
-    ticker_state_count(ticker, COUNTERS_missed, missed);
-}
-
 /* Return true if no other thread has run since before the last look: then event loops are as they were. So an idle
  * process has nothing of looks but these readings. The clock of the process is late by the current tick of threads
  * that run on other processors. */
@@ -223,6 +204,47 @@ static bool is_quiet(ticker_state *ticker)
     return true;
 }
 
+/* Needs the mutex. Return true if all threads are as the last capture has them: the clocks of those that it has stood,
+ * no other one used time, and none has the GIL. Then the deadline is only counted. */
+static bool is_quiet_deadline(ticker_state *ticker, const schedule_tick *tick)
+{
+    quiet_deadlines *quiet = &ticker->quiet;
+    if (compat_gil_holder(ticker->interp) != NULL || atomic_load(&ticker->loop.may_have_traces) || tick->skipped > 0
+        || (atomic_load(&quiet->count) > 0 && atomic_load(&quiet->period_ns) != tick->period_ns) || !is_quiet(ticker)) {
+        return false;
+    }
+    int64_t late_ns = monotonic_ns() - tick->deadline_ns;
+    atomic_store(&quiet->period_ns, tick->period_ns);
+    atomic_store(&quiet->time_ns, clock_ns(CLOCK_REALTIME) - late_ns);
+    atomic_store(&quiet->instant_ns, clock_ns(CLOCK_BOOTTIME) - late_ns);
+    atomic_store(&quiet->process_cpu_ns, clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+    atomic_fetch_add(&quiet->count, 1);
+    return true;
+}
+
+/* Needs the mutex. Store a deadline for the thread that captures, unless there is nothing to capture. */
+static void store_deadline(ticker_state *ticker, PyThreadState *self, const schedule_tick *tick)
+{
+    int64_t missed = tick->skipped;
+    clocks_change change = tick->is_focused ? CLOCKS_UNKNOWN : clocks_read(ticker, tick->deadline_ns);
+    if (change == CLOCKS_STOOD && ticker->arguments.skips_quiet && is_quiet_deadline(ticker, tick)) {
+        ticker_state_count(ticker, COUNTERS_due, 1);
+        return;
+    }
+    if (change == CLOCKS_RAN && wait_until(ticker, self, monotonic_ns() + CLOCKS_PROBE_NS)) {
+        clocks_read_again(ticker);
+    }
+    ticker_state_count(ticker, COUNTERS_due, tick->skipped + 1);
+    atomic_store(&ticker->pending.period_ns[tick->is_focused], tick->period_ns);
+    begin_wait(ticker);
+    int64_t previous_ns =
+        atomic_exchange(&ticker->pending.deadline_ns, tick->is_focused ? -tick->deadline_ns : tick->deadline_ns);
+    if (previous_ns != 0 && previous_ns != LOOK_DUE) {
+        missed++; /* no thread took the previous deadline */
+    }
+    ticker_state_count(ticker, COUNTERS_missed, missed);
+}
+
 /* Needs the mutex. Have a thread capture, or look at event loops, before the next deadline. */
 static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedule_tick *tick)
 {
@@ -230,6 +252,9 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
     int64_t until_ns = tick->next_ns;
     if (!tick->is_look) {
         store_deadline(ticker, self, tick);
+        if (atomic_load(&ticker->pending.deadline_ns) == 0) {
+            return;
+        }
     }
     else if (is_quiet(ticker)) {
         return;

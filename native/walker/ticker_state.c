@@ -115,7 +115,7 @@ void ticker_state_stop(ticker_state *ticker)
 
 void ticker_state_capture_now(ticker_state *ticker, bool is_focused)
 {
-    if (!is_focused && clocks_read(ticker, 0)) {
+    if (!is_focused && clocks_read(ticker, 0) == CLOCKS_RAN) {
         (void)nanosleep(&(struct timespec){.tv_nsec = CLOCKS_PROBE_NS}, NULL);
         clocks_read_again(ticker);
     }

@@ -10,6 +10,7 @@
 #ifndef SPLUNK_PROFILER_WALKER_TICKER_STATE_H
 #define SPLUNK_PROFILER_WALKER_TICKER_STATE_H
 
+#include "clocks.h"
 #include "module_state.h"
 #include "schedule.h"
 
@@ -49,17 +50,6 @@ static inline bool is_same_frame(const raw_frame *one, const raw_frame *other)
     return one->code == other->code && one->offset == other->offset && one->globals == other->globals;
 }
 
-/* RUNNING: the thread had a processor at the deadline. READY: it waited for one, or held the GIL at the
- * capture without a processor at the deadline. WANTS_GIL: it had none at the deadline, and waited for the GIL at the
- * capture. UNKNOWN: not measured. */
-typedef enum {
-    THREAD_UNKNOWN = -1,
-    THREAD_WAITING = 0,
-    THREAD_READY = 1,
-    THREAD_RUNNING = 2,
-    THREAD_WANTS_GIL = 3
-} thread_state;
-
 typedef struct {
     uint64_t key;
     unsigned long ident;
@@ -86,6 +76,7 @@ typedef struct raw_snapshot {
     int64_t process_cpu_ns;    /* read before the clocks of the threads */
     int64_t gil_wait_ns;       /* from the ticker's request to the capture */
     bool is_focused;           /* has only threads of traces in the filter */
+    int64_t quiet_count;       /* not 0: of so many quiet deadlines, without threads */
     size_t count, lost_count;  /* lost_count: snapshots before it that the ring has lost */
     raw_thread threads[];
 } raw_snapshot;
@@ -104,6 +95,7 @@ typedef struct {
     Py_ssize_t ring_size;
     long long min_collection_interval_ns; /* between two kept ones of a generation */
     long long exception_interval;         /* mean number of exceptions for a kept one */
+    int skips_quiet;                      /* deadlines are only counted while no thread runs */
 } ticker_arguments;
 
 /* Interned strings. Owned, GIL; NULL once cleared. */
@@ -206,31 +198,6 @@ typedef struct {
     int64_t start_ns; /* of the running collection; 0: none */
 } collection_log;
 
-/* The CPU clock of one thread of the last snapshot. */
-typedef struct {
-    uint64_t key;
-    pid_t native_id;
-    int64_t cpu_ns;        /* 0: the thread has ended, or its clock cannot be read */
-    int64_t read_ns;       /* time of the reading, monotonic */
-    int64_t reader_cpu_ns; /* CPU time of the reading thread at that time */
-    bool has_run, is_busy; /* it used CPU time, or much of it, since the previous deadline */
-    thread_state state;
-} clock_entry;
-
-/* The clocks at one deadline. */
-typedef struct {
-    int64_t deadline_ns; /* deadline of the capture that they are for; 0: it has none */
-    int64_t process_ns;  /* CPU time of the process, read first */
-    size_t count, capacity;
-    clock_entry entries[]; /* oldest thread first */
-} clock_table;
-
-/* clocks.c: a thread that takes the table out has it alone, and returns it. */
-typedef struct {
-    _Atomic(clock_table *) table; /* NULL: none yet, or a thread works on it */
-    uint32_t probe_phase;         /* share of the probe, in 2^-32; belongs to the holder of the table */
-} cpu_clocks;
-
 typedef struct {
     PyObject *code;     /* not owned: code that runs once goes with all its constants */
     PyObject *code_ref; /* owned: a weak reference, dead once other code may have that address */
@@ -273,6 +240,11 @@ typedef struct {
     int64_t others_cpu_ns; /* CPU time of all other threads when a look was last asked for; of the loop's thread */
 } ticker_loop;
 
+/* Deadlines since the last capture at which no thread had run since then, and the last of them. Atomic. */
+typedef struct {
+    atomic_llong count, period_ns, time_ns, instant_ns, process_cpu_ns;
+} quiet_deadlines;
+
 typedef struct loop_watch loop_watch;
 
 typedef struct ticker_state {
@@ -284,6 +256,7 @@ typedef struct ticker_state {
     ticker_loop loop;
     capture_schedule schedule;
     pending_capture pending;
+    quiet_deadlines quiet;
     walk_scratch scratch;
     previous_capture previous;
     snapshot_ring ring;
@@ -339,6 +312,7 @@ PyObject *read_attribute(PyObject *object, PyObject *name);
  * is only compared. False: no snapshot was taken. */
 bool capture_snapshot(ticker_state *ticker, int64_t deadline_ns, bool is_focused, const PyThreadState *gil_holder);
 void capture_look(ticker_state *ticker, const PyThreadState *gil_holder); /* only look */
+void capture_quiet(ticker_state *ticker); /* store what stands for quiet deadlines, if there were any */
 /* False: `thread` is not set. A stack that is one of `recent` is shared. */
 bool capture_calling_thread(ticker_state *ticker, raw_thread *thread, recent_stacks *recent);
 raw_stack *stack_new(ticker_state *ticker, const raw_frame *frames, size_t depth, bool truncated); /* NULL: no memory */
@@ -376,24 +350,8 @@ PyObject *raw_threads_new(PyTypeObject *type, PyObject *owner, ticker_state *tic
 const raw_snapshot *raw_threads_snapshot(PyObject *threads);
 ticker_state *raw_threads_ticker(PyObject *threads);
 
-/* clocks.c: reads times and states. Needs the GIL only for Python values. */
-#define SECOND_NS       1000000000LL
-#define CLOCKS_PROBE_NS 50000LL    /* longer than most waits for a woken thread, shorter than most work */
-int64_t clock_ns(clockid_t clock); /* 0: it cannot be read */
-int64_t monotonic_ns(void);
-void init_condition(pthread_cond_t *condition); /* for waits until a time of monotonic_ns */
-void wait_on_condition(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t until_ns);
-/* Read the clocks of the last snapshot's threads for the next one. True if some ran since the previous
- * deadline: the caller waits CLOCKS_PROBE_NS and reads them again, to find those that run now. */
-bool clocks_read(ticker_state *ticker, int64_t deadline_ns);
-void clocks_read_again(ticker_state *ticker);
-/* Write the clocks to a snapshot; read those that are missing. `is_last`: the next snapshot continues from
- * this one. */
-void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_ns, bool is_last);
-bool thread_is_runnable(pid_t native_id); /* it runs, or is ready to */
-#define THREAD_STAT_SIZE 512
-void thread_read_stat(pid_t native_id, char text[THREAD_STAT_SIZE]); /* its line of /proc; empty: it has ended */
-bool native_id_parse(pid_t *native_id, PyObject *given);             /* false with an exception if it is no int */
+/* clocks.c. False with an exception if it is no int. */
+bool native_id_parse(pid_t *native_id, PyObject *given);
 
 #pragma GCC visibility pop
 

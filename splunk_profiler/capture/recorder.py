@@ -21,6 +21,7 @@ from splunk_profiler.stream.records import (
     EndRecord,
     EventRecord,
     LostRecord,
+    QuietRecord,
     ResourceRecord,
     StartRecord,
     ThreadRecord,
@@ -145,6 +146,11 @@ class StreamRecorder:
         self._lose(raw.lost_count)
         if self._is_paused:
             self._snapshot_count += 1
+            return
+        if raw.quiet_count:
+            self._writer.write(
+                QuietRecord(raw.time_ns, raw.instant_ns, raw.period_ns, raw.process_cpu_ns, raw.quiet_count)
+            )
             return
         try:
             self._snapshot(raw)

@@ -57,9 +57,11 @@ def make_ticker(
     labels_of: Callable[[int], Any | None] | None = None,
     trace_filter: TraceFilter | None = None,
     exception_interval: int = 1,
+    skips_quiet: bool = False,
 ) -> Ticker:
     """Make a ticker of the chosen kind, which keeps `max_depth` frames of a stack, from the leaf.
 
+    With `skips_quiet` the native one only counts deadlines at which no thread has run since the previous capture.
     The native walker reads `context_var`, `labels_var`; the portable one calls `context_of`, `labels_of` with idents.
     """
     symbolizer = Symbolizer()
@@ -76,6 +78,7 @@ def make_ticker(
             trace_filter=None if trace_filter is None else (trace_filter.traces, trace_filter.span_key),
             threads=active_threads(),
             exception_interval=exception_interval,
+            skips_quiet=skips_quiet,
         )
     return PortableTicker(
         context_of=context_of,

@@ -45,9 +45,8 @@ class Config:
         call_stack_interval_ms: milliseconds between two samples, 1 to 3,600,000.
         max_overhead: percent of one core that the profiler may use, above 0 and at most 100, or ``off``;
             above it, the profiler samples less often.
-        logs_endpoint: destination of the records: ``http(s)://host:port``, ``dns:host:port`` or
-            ``unix:path``; None follows ``OTEL_EXPORTER_OTLP_ENDPOINT``, then
-            ``https://localhost:4317``.
+        logs_endpoint: destination of the records: ``http(s)://host:port``, ``dns:host:port`` or ``unix:path``;
+            None follows ``OTEL_EXPORTER_OTLP_ENDPOINT``, then ``https://localhost:4317``.
         logs_headers: headers of the records, ``name=value,name=value``; None follows
             ``OTEL_EXPORTER_OTLP_LOGS_HEADERS``, then, on the same host,
             ``OTEL_EXPORTER_OTLP_HEADERS``.
@@ -161,6 +160,11 @@ class Config:
     def destination(self) -> Destination:
         """Destination of the records."""
         return parse_destination(self.output)
+
+    @property
+    def counts_idle_threads(self) -> bool:
+        """True if idle threads are counted, not sampled: not for text, and not if samples are chosen by span."""
+        return self.sends_profiles and not self.tracing_stacks_only
 
     @property
     def sends_profiles(self) -> bool:

@@ -43,8 +43,7 @@ def make_pipeline(config: Config, deliver: Deliver) -> StreamPipeline:
 
     settings = PipelineSettings(
         Periods(*config.periods_ns),
-        # Text has a record for each thread of each snapshot; choosing samples by span also takes all of them.
-        skips_idle=config.sends_profiles and not config.tracing_stacks_only,
+        skips_idle=config.counts_idle_threads,
         has_times=config.sends_profiles,
         include_internal=config.include_internal_stacks,
         tracing_stacks_only=config.tracing_stacks_only,

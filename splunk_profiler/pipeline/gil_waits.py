@@ -38,9 +38,9 @@ class GilWaits(NamedTuple):
         )
 
 
-def gil_wait(wait_ns: int) -> GilWaits:
-    """Return the wait of one snapshot."""
-    return GilWaits(1, wait_ns, wait_ns, int(wait_ns > LONG_WAIT_NS))
+def gil_wait(wait_ns: int, count: int = 1) -> GilWaits:
+    """Return the wait of one snapshot, or of several that waited equally."""
+    return GilWaits(count, wait_ns * count, wait_ns, count if wait_ns > LONG_WAIT_NS else 0)
 
 
 def parse(comment: str) -> GilWaits:

@@ -25,7 +25,14 @@ from splunk_profiler.pipeline.stack_filters import GIL, has_internal_name, hides
 from splunk_profiler.pipeline.thread_states import IdleTime, ThreadStates
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
 from splunk_profiler.raw import STATE_READY, STATE_RUNNING, STATE_WANTS_GIL
-from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CapturedThread, CaptureEnded, ThreadState
+from splunk_profiler.stream.captured import (
+    CapturedEvent,
+    CapturedSnapshot,
+    CapturedThread,
+    CaptureEnded,
+    QuietDeadlines,
+    ThreadState,
+)
 
 _RUNNING_STATES = (STATE_READY, STATE_RUNNING)
 _NO_TIME = ThreadTimeDelta(0, 0)
@@ -95,6 +102,17 @@ class SnapshotBuilder:
             ended_threads=tuple(self._ended),
             gil_wait_ns=captured.gil_wait_ns,
         )
+
+    def quiet(self, deadlines: QuietDeadlines) -> Snapshot:
+        """Return what stands for snapshots in which all threads are as in the last one; needs `skips_idle`.
+
+        It has the samples of the first of these snapshots. In the others the threads are counted.
+        """
+        first = self.snapshot(deadlines.first())
+        self._states.repeat(deadlines.deadline_count - 1, deadlines.period_ns)
+        self._thread_times.begin(deadlines.instant_ns, deadlines.process_cpu_ns, 0)
+        unattributed = self._thread_times.end(())
+        return first._replace(snapshot_count=deadlines.deadline_count, unattributed=first.unattributed + unattributed)
 
     def take_idle_repeats(self) -> tuple[IdleRepeat, ...]:
         """Return the repeats up to the last snapshot; the next one samples all threads again."""

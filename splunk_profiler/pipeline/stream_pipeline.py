@@ -24,6 +24,7 @@ from splunk_profiler.stream.captured import (
     EndpointNamed,
     Item,
     ProcessStarted,
+    QuietDeadlines,
     TraceEnded,
     TraceSelected,
 )
@@ -135,13 +136,15 @@ class StreamPipeline:
     def take(self, item: Item) -> None:
         """Take what was read from the stream; never raises."""
         with self._guard.catching():
-            if isinstance(item, CapturedSnapshot | CapturedEvent | CaptureEnded):
+            if isinstance(item, CapturedSnapshot | QuietDeadlines | CapturedEvent | CaptureEnded):
                 self._now_ns = max(self._now_ns, item.instant_ns)
             self._take(item)
 
     def _take(self, item: Item) -> None:
         if isinstance(item, CapturedSnapshot):
             self._take_snapshot(item)
+        elif self._has_baseline and isinstance(item, QuietDeadlines):
+            self._add(self._snapshot_builder.quiet(item))
         elif isinstance(item, CapturedEvent):
             self._add_event(item)
         elif isinstance(item, BlocksEnded):

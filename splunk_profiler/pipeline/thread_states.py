@@ -52,17 +52,22 @@ class ThreadStates:
             ended = list(states.keys() - listed.keys())
         else:
             ended = [number for number in dict.fromkeys(snapshot.ended) if number in states]
-        idle = self._idle_times((*ended, *listed)) if self._skips_idle else []
+        reports_all = self._reports_all or not self._skips_idle
+        idle = self._idle_times(states if reports_all else (*ended, *listed)) if self._skips_idle else []
         for number in ended:
             del states[number]
             self._reported.pop(number, None)
         states.update(listed)
-        changed = states if self._reports_all or not self._skips_idle else listed
+        changed = states if reports_all else listed
         self._reports_all = False
-        self._totals = (self._totals[0] + 1, self._totals[1] + period_ns)
+        self.repeat(1, period_ns)
         if self._skips_idle:
             self._reported.update(dict.fromkeys(changed, self._totals))
         return ThreadChanges(list(changed.values()), idle, ended)
+
+    def repeat(self, count: int, period_ns: int) -> None:
+        """Count so many snapshots more in which all threads are as they were."""
+        self._totals = (self._totals[0] + count, self._totals[1] + count * period_ns)
 
     def take_idle_times(self) -> list[IdleTime]:
         """Return the idle times up to the last snapshot; the next one reports all threads."""

@@ -155,9 +155,9 @@ class Window:
             self._last.pop(thread_index, None)
             self._shares.forget(thread_index)
         if snapshot.period_ns > 0:
-            self.snapshot_count += 1
-            self.gil_waits = self.gil_waits.plus(gil_wait(snapshot.gil_wait_ns))
-        self._periods_ns += snapshot.period_ns
+            self.snapshot_count += snapshot.snapshot_count
+            self.gil_waits = self.gil_waits.plus(gil_wait(snapshot.gil_wait_ns, snapshot.snapshot_count))
+        self._periods_ns += snapshot.period_ns * snapshot.snapshot_count
         self.ended_ns = now_ns
 
     def repeat(self, repeat: IdleRepeat) -> None:

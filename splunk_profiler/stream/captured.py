@@ -86,6 +86,33 @@ class BlocksEnded(NamedTuple):
     live_ids: list[int]
 
 
+class QuietDeadlines(NamedTuple):
+    """Deadlines at which all threads were as in the snapshot before, as `QuietRecord` has them."""
+
+    time_ns: int
+    instant_ns: int
+    period_ns: int
+    process_cpu_ns: int
+    deadline_count: int
+
+    def first(self) -> CapturedSnapshot:
+        """Return the first of these deadlines as a snapshot in which nothing has changed."""
+        ago_ns = self.period_ns * (self.deadline_count - 1)
+        return CapturedSnapshot(
+            self.time_ns - ago_ns,
+            self.instant_ns - ago_ns,
+            latency_ns=0,
+            period_ns=self.period_ns,
+            since_previous_ns=0,
+            process_cpu_ns=self.process_cpu_ns,
+            gil_wait_ns=0,
+            is_focused=False,
+            is_complete=False,
+            threads=[],
+            ended=[],
+        )
+
+
 class TraceSelected(NamedTuple):
     """The entry of a selected trace into the process: its time, its thread and the CPU time this had used."""
 
@@ -146,6 +173,7 @@ Item = (
     | BlocksEnded
     | TraceSelected
     | TraceEnded
+    | QuietDeadlines
     | EndpointNamed
     | CapturesLost
     | CaptureEnded

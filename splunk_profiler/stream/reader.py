@@ -19,6 +19,7 @@ from splunk_profiler.stream.captured import (
     EndpointNamed,
     Item,
     ProcessStarted,
+    QuietDeadlines,
     ResourceChanged,
     StartTime,
     ThreadState,
@@ -217,8 +218,7 @@ class StreamReader:
     def _read_snapshot(self, record: records.SnapshotRecord) -> CapturedSnapshot:
         if record.scope > FOCUSED:
             raise StreamError(f"the unknown scope {record.scope}")
-        if max(record[2:7]) > _MAX_NS:
-            raise StreamError(f"a time of {max(record[2:7])} ns")
+        _check_times(*record[2:7])
         return CapturedSnapshot(
             *record[:7],
             record.scope == FOCUSED,
@@ -226,6 +226,10 @@ class StreamReader:
             self._thread_states(record.threads),
             record.ended,
         )
+
+    def _read_quiet(self, record: records.QuietRecord) -> QuietDeadlines:
+        _check_times(record.period_ns * record.deadline_count, record.process_cpu_ns)
+        return QuietDeadlines(*record)
 
     def _thread_states(self, entries: list[ThreadEntry]) -> list[ThreadState]:
         threads, stacks, spans, label_sets = self._threads, self._stacks, self._spans, self._labels
@@ -274,7 +278,13 @@ _READ: dict[type[Any], Callable[[StreamReader, Any], Item | None]] = {
     records.LostRecord: lambda _, one: CapturesLost(*one),
     records.EndRecord: lambda _, one: CaptureEnded(*one),
     records.EndedRecord: lambda _, one: BlocksEnded(*one),
+    records.QuietRecord: StreamReader._read_quiet,
 }
+
+
+def _check_times(*times_ns: int) -> None:
+    if max(times_ns) > _MAX_NS:
+        raise StreamError(f"a time of {max(times_ns)} ns")
 
 
 def _size_of_frame(frame: Frame) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, get_args
 
-HEADER = b"SPLPROF\x04"  # the last byte is the version
+HEADER = b"SPLPROF\x05"  # the last byte is the version
 MAX_RECORD_BYTES = 4 << 20  # of one record; a snapshot of 100,000 changed threads fits
 CAPACITY = {"frame": 16_384, "stack": 4096, "thread": 65_536, "span": 8192, "label set": 4096, "kind": 64}
 MAX_STACK_FRAMES = 1 << 19  # 4 MiB of references; 4096 stacks of 128
@@ -179,6 +179,19 @@ class EndpointRecord(NamedTuple):
     name: str
 
 
+class QuietRecord(NamedTuple):
+    """Deadlines, `period_ns` apart, since the previous snapshot at which all threads were as they are there.
+
+    The times are those of the last of these deadlines.
+    """
+
+    time_ns: I64
+    instant_ns: I64
+    period_ns: U64
+    process_cpu_ns: U64
+    deadline_count: U32
+
+
 class TraceRecord(NamedTuple):
     """A trace is selected: the time of its entry, the ident of the thread and the CPU time this had used."""
 
@@ -230,6 +243,7 @@ Record = (
     | LostRecord
     | EndRecord
     | EndedRecord
+    | QuietRecord
 )
 TRIMMING = (SnapshotRecord, EventRecord, LostRecord)  # after these, older definitions are dropped
 RECORD_TYPES: tuple[type[Any], ...] = get_args(Record)  # the number of a type is its place, from 1

@@ -9,7 +9,7 @@ from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
 from splunk_profiler.model import IdleRepeat, Sample, Snapshot, SpanRef, UnattributedTime
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawEvent, RawSnapshot
-from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CaptureEnded
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CaptureEnded, QuietDeadlines
 from splunk_profiler.stream.reader import StreamReader
 
 
@@ -41,6 +41,13 @@ class StreamedBuilder:
     def snapshot(self, raw: RawSnapshot) -> Snapshot:
         """Return the samples of a snapshot."""
         return self.builder.snapshot(self.captured(raw))
+
+    def quiet(self, raw: RawSnapshot) -> Snapshot:
+        """Return what stands for quiet deadlines."""
+        self.recorder.snapshot(raw)
+        (deadlines,) = self.reader.feed(self.recorder.take())
+        assert isinstance(deadlines, QuietDeadlines)
+        return self.builder.quiet(deadlines)
 
     def set_baseline(self, raw: RawSnapshot) -> None:
         """Record the threads and their CPU times for comparison with the next snapshot."""

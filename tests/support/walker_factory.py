@@ -43,6 +43,8 @@ def make(
     ring_size: int = 4,
     min_collection_interval_ns: int = 0,
     trace_filter: tuple[dict[int, Any], str] | None = None,
+    threads: dict[int, threading.Thread] | None = None,
+    skips_quiet: bool = False,
 ) -> Ticker:
     return _walker.Ticker(
         context_var=context_var,
@@ -53,6 +55,8 @@ def make(
         ring_size=ring_size,
         min_collection_interval_ns=min_collection_interval_ns,
         trace_filter=trace_filter,
+        threads={} if threads is None else threads,
+        skips_quiet=skips_quiet,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,8 +42,14 @@ class Observer:
         self,
         *,
         skip_idle: bool = True,
+        skips_quiet: bool = False,
         spans: int = 100,
+        periods: int = 5,
     ) -> None:
+        self._skips_quiet = skips_quiet
+        self._last: dict[int, Doing] | None = None  # of the last snapshot
+        self._quiet_count = 0
+
         self._cpu_ns: dict[int, int] = {}
         self._now_ns = 0
         self.told = 0
@@ -50,14 +57,21 @@ class Observer:
         self.profiles: list[Profile] = []
         self._aggregator = Aggregator(
             self.profiles.extend,
-            interval_ns=5 * PERIOD_NS,
+            interval_ns=periods * PERIOD_NS,
             monotonic_ns=lambda: self._now_ns,
             bounds=Bounds(spans=spans),
             take_idle_repeats=self.capture.take_idle_repeats,
         )
 
     def see(self, threads: dict[int, Doing], *, sets_baseline: bool = False) -> None:
-        """Take the next snapshot."""
+        """Take the next snapshot, or count its deadline, as a ticker does."""
+        is_quiet = self._skips_quiet and not any(doing.ran for doing in threads.values()) and threads == self._last
+        self._last = threads
+        if is_quiet:
+            self._now_ns += PERIOD_NS
+            self._quiet_count += 1
+            return
+        self._take_quiet()
         self._now_ns += PERIOD_NS
         seen = []
         for key, doing in sorted(threads.items()):
@@ -75,8 +89,17 @@ class Observer:
         self.told += len(snapshot.samples)
         self._aggregator.take(snapshot)
 
+    def _take_quiet(self) -> None:
+        count, self._quiet_count = self._quiet_count, 0
+        if count:
+            time_ns, instant_ns = BEGAN_NS + self._now_ns, BEGAN_INSTANT_NS + self._now_ns
+            used_ns = sum(self._cpu_ns.values())
+            raw = RawSnapshot(time_ns, 0, (), PERIOD_NS, False, 0, used_ns, instant_ns, quiet_count=count)
+            self._aggregator.take(self.capture.quiet(raw))
+
     def end(self) -> list[Profile]:
         """Close and return all profiles."""
+        self._take_quiet()
         time_ns = BEGAN_NS + self._now_ns
         self._aggregator.take(Snapshot(time_ns, PERIOD_NS, (), idle_repeats=self.capture.take_idle_repeats()))
         self._aggregator.close(self.capture.unattributed())
@@ -116,6 +139,35 @@ UNEVEN: list[dict[int, Doing | None]] = [
 @example(UNEVEN)
 def test_what_is_counted_is_what_would_have_been_sampled(spans: int, history: list[dict[int, Doing | None]]) -> None:
     observers = [Observer(skip_idle=skip_idle, spans=spans) for skip_idle in (False, True)]
+    watch(history, observers)
+    # The CPU time of this process may be unattributed, alone in a profile.
+    sampled, counted = ([profile for profile in observer.end() if sums(profile, "count")] for observer in observers)
+    assert [profile.dropped_labels for profile in sampled] == [profile.dropped_labels for profile in counted]
+    for one, other in zip(sampled, counted, strict=True):
+        assert sums(one, "count") == sums(other, "count")
+        assert sums(one, "wall_ns") == sums(other, "wall_ns")
+        # What cannot be divided evenly is a nanosecond more for the sample that comes first.
+        assert sums(one, "cpu_ns") == pytest.approx(sums(other, "cpu_ns"), abs=len(history))
+        assert sum(sums(one, "cpu_ns").values()) == sum(sums(other, "cpu_ns").values())
+
+
+@pytest.mark.parametrize("periods", [5, 100])
+@given(histories)
+@example([{1: Doing(ran=True), 2: Doing(span=1)}, *[{}] * 12, {2: None}, *[{}] * 4, {1: Doing(ran=True, stack=1)}])
+def test_quiet_deadlines_are_what_as_many_unchanged_snapshots_are(
+    periods: int, history: list[dict[int, Doing | None]]
+) -> None:
+    observers = [Observer(skips_quiet=skips_quiet, periods=periods) for skips_quiet in (False, True)]
+    watch(history, observers)
+    captured, counted = (observer.end() for observer in observers)
+    assert in_all(captured, "count") == in_all(counted, "count")
+    assert in_all(captured, "wall_ns") == in_all(counted, "wall_ns")
+    if periods > len(history):  # CPU time is divided among the samples of a profile, and profiles end otherwise
+        assert in_all(captured, "cpu_ns") == in_all(counted, "cpu_ns")
+
+
+def watch(history: list[dict[int, Doing | None]], observers: list[Observer]) -> None:
+    """Have observers see a history."""
     threads: dict[int, Doing] = {}
     for number, find_changes in enumerate(history):
         threads = {key: doing._replace(ran=False) for key, doing in threads.items()}
@@ -126,15 +178,15 @@ def test_what_is_counted_is_what_would_have_been_sampled(spans: int, history: li
                 threads[key] = doing
         for observer in observers:
             observer.see(threads, sets_baseline=number == 0)
-    # The CPU time of this process may be unattributed, alone in a profile.
-    sampled, counted = ([profile for profile in observer.end() if sums(profile, "count")] for observer in observers)
-    assert [profile.dropped_labels for profile in sampled] == [profile.dropped_labels for profile in counted]
-    for one, other in zip(sampled, counted, strict=True):
-        assert sums(one, "count") == sums(other, "count")
-        assert sums(one, "wall_ns") == sums(other, "wall_ns")
-        # What cannot be divided evenly is a nanosecond more for the sample that comes first.
-        assert sums(one, "cpu_ns") == pytest.approx(sums(other, "cpu_ns"), abs=len(history))
-        assert sum(sums(one, "cpu_ns").values()) == sum(sums(other, "cpu_ns").values())
+
+
+def in_all(profiles: list[Profile], name: str) -> Counter[Any]:
+    """Return the sums of this name over all profiles, by stack and labels but the time of a profile."""
+    found: Counter[Any] = Counter()
+    for aggregate in (each for profile in profiles for each in profile.aggregates if each.count):
+        labels = tuple(label for label in aggregate.labels if label[0] != "source.event.time")
+        found[functions(aggregate.stack), labels] += getattr(aggregate, name)
+    return found
 
 
 def test_a_thread_that_rests_costs_two_samples_in_a_profile() -> None:
