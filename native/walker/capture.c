@@ -259,7 +259,7 @@ static void store_snapshot(ticker_state *ticker, raw_snapshot *snapshot)
     discard_snapshot(ring, oldest);
 }
 
-/* A worker that never drains leaves at most two rings of snapshots; then no more are taken. */
+/* A sampler that never drains leaves at most two rings of snapshots; then no more are taken. */
 static bool may_take(const ticker_state *ticker)
 {
     return !atomic_load(&ticker->loop.is_closed) && ticker->ring.discarded_count < (size_t)ticker->arguments.ring_size;

@@ -1,4 +1,4 @@
-/* Converts raw snapshots to Python values, on the worker thread, with the GIL.
+/* Converts raw snapshots to Python values, on the sampler thread, with the GIL.
  *
  * Every frame is converted once: a table maps (code, offset, module) to the Frame that make_frame returned.
  * make_frame and make_stack are Python: captures and even another drain may run during such a call. So

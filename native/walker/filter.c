@@ -2,7 +2,7 @@
  *
  * The caller holds the GIL and none of CPython's locks. A thread is left out only if it surely works for no
  * such trace. Then it has no span, or the trace of its span is not in the dict. A span that only Python code
- * could ask counts as a match; the worker checks it again. No Python code runs. No reference released here is
+ * could ask counts as a match; the sampler checks it again. No Python code runs. No reference released here is
  * the last one, since the thread's own context holds the same objects.
  */
 #include "py_compat.h"

@@ -1,4 +1,4 @@
-/* Releases the references that captures took. Runs on the worker thread (in drain) or where a Ticker ends.
+/* Releases the references that captures took. Runs on the sampler thread (in drain) or where a Ticker ends.
  *
  * Every DECREF here may run a finaliser. So each object leaves the lists of the ticker first, and the lists
  * are read again afterwards. The exception of a failed drain is set aside meanwhile.

@@ -337,7 +337,7 @@ int ticker_state_traverse(ticker_state *ticker, visitproc visit, void *arg);
 int thread_traverse(const raw_thread *thread, visitproc visit, void *arg);
 int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg);
 
-/* convert.c: makes Python values, on the worker thread. GIL held. New references. A snapshot is stolen. */
+/* convert.c: makes Python values, on the sampler thread. GIL held. New references. A snapshot is stolen. */
 PyObject *convert_snapshot(PyObject *owner, ticker_state *ticker, const module_state *module, raw_snapshot *snapshot);
 PyObject *convert_stack(ticker_state *ticker, raw_stack *stack); /* a reference borrowed from `stack` */
 PyObject *convert_thread(ticker_state *ticker, const module_state *module, const raw_thread *thread);

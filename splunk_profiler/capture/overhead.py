@@ -1,7 +1,7 @@
 """The limit of the profiler's own CPU time, kept by stretching the sampling period.
 
 `OverheadLimiter` takes the CPU time used so far and returns the period. Pure: no clock, no thread,
-imports nothing of ours. The sampling worker's thread calls it.
+imports nothing of ours. The sampler thread calls it.
 
 A token bucket with a maximum credit and a maximum debt: CPU time is credited at the rate of the
 limit and debited as it is used. Without debt the period is the configured one, and credit pays

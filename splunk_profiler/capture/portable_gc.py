@@ -1,7 +1,7 @@
 """Garbage collections as recorded by a Python callback, for the portable walker.
 
 `CollectionLog.on_collection` runs on the thread that collects, in the middle of the application's
-work. `drain` runs on the sampling worker's thread. Takes no lock; the collector does not call back
+work. `drain` runs on the sampler thread. Takes no lock; the collector does not call back
 while it runs a callback. Must not import anything of ours but `frames` and `system.threads`.
 """
 

@@ -1,6 +1,6 @@
 """The step from raw captures to the stream: asks the application's objects, once each, for what is new.
 
-The sampling worker's thread runs all of it. Imports neither configuration nor OpenTelemetry: callables
+The sampler thread runs all of it. Imports neither configuration nor OpenTelemetry: callables
 turn contexts into spans, and the values of the labels' variable into labels.
 """
 

@@ -1,7 +1,7 @@
 """The sampling threads: tick, capture, record.
 
 Two daemon threads. The ticker's waits for absolute deadlines and takes raw snapshots into a bounded
-ring. The worker's drains the ring and does the rest, so that no deadline waits for Python work; it
+ring. The sampler's drains the ring and does the rest, so that no deadline waits for Python work; it
 also applies the overhead limit (`overhead`). Snapshots go to a callable.
 """
 
@@ -30,7 +30,7 @@ class OverheadLimit(NamedTuple):
 
     Attributes:
         other_threads_cpu_ns: returns the CPU time of other threads of the profiler.
-        on_period_change: called with the new period, on the worker's thread.
+        on_period_change: called with the new period, on the sampler thread.
         backlog_bytes: returns the size of what the exporter process has not taken yet.
     """
 
@@ -43,7 +43,7 @@ class OverheadLimit(NamedTuple):
 class Sampler:
     """The two threads that run a ticker and handle its snapshots; `stop` stops the ticker for good.
 
-    The worker's thread calls `handle` with each snapshot, in order, and `on_drained` after some of
+    The sampler thread calls `handle` with each snapshot, in order, and `on_drained` after some of
     them, at least twice a second. It drains the ring twenty times a second at most, and five times while the
     service is idle: beside busy threads, it waits for the GIL each time.
 
@@ -71,9 +71,9 @@ class Sampler:
         self._is_stopping = False
         self._guard = Guard("the sampling thread")
         self._stop_signal = WakeEvent()  # for the ticker's thread
-        self._pause_signal = WakeEvent()  # for the worker's
+        self._pause_signal = WakeEvent()  # for the sampler's
         self._tick_thread = Worker("ticker", self._run_ticker)
-        self._work_thread = Worker("sampler", self._run_worker)
+        self._work_thread = Worker("sampler", self._run_sampler)
 
     def start(self) -> None:
         """Start both threads; `RuntimeError` if the process can make no more."""
@@ -97,7 +97,7 @@ class Sampler:
             if not self._is_stopping:  # after an error: try again one period later
                 self._stop_signal.wait(self._base_ns / 1e9)
 
-    def _run_worker(self) -> None:
+    def _run_sampler(self) -> None:
         drained_s = 0.0
         while True:
             is_stopping = self._is_stopping  # read first: snapshots from before the stop are drained

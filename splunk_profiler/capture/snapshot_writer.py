@@ -1,7 +1,7 @@
 """Snapshots as records of a stream, with the threads that have changed since the previous one.
 
-Most threads of a service are idle and would be written again and again as they were. Runs on the sampling
-worker's thread; imports `raw`, `stream` and `system` only.
+Most threads of a service are idle and would be written again and again as they were. Runs on the sampler
+thread; imports `raw`, `stream` and `system` only.
 """
 
 from __future__ import annotations

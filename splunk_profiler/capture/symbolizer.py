@@ -1,6 +1,6 @@
 """Code objects to frames: namespace, function, file and line.
 
-Pure apart from the cache of each `Symbolizer`; runs on the sampling worker's thread. Imports only
+Pure apart from the cache of each `Symbolizer`; runs on the sampler thread. Imports only
 the model, `lock_calls`, `loop_calls` and `printable`. Reads objects of the application without running
 its code: no attribute access may reach a property or a `__getattr__`.
 

@@ -1,6 +1,6 @@
 """The stream of a process, kept in a file for `splunk-profiler replay`.
 
-The sampling worker's thread writes. Only the owner can read the file, and the directory if it is made here. The file is
+The sampler thread writes. Only the owner can read the file, and the directory if it is made here. The file is
 open only for each write: applications close descriptors that they do not know, and use the numbers for files of theirs.
 """
 

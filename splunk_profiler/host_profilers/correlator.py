@@ -1,9 +1,9 @@
 """Receives the messages of host profilers, and has their stack-trace ids written on transactions.
 
-`Correlator` owns the worker thread while it listens: it counts all messages that have come, then
+`Correlator` has a thread while it listens: it counts all messages that have come, then
 forwards the transactions that have waited long enough. With the first message a second thread begins to
 empty the socket, in C and without the GIL. No thread runs and no span is touched before there is a
-socket; in `auto`, the worker thread only waits until a profiler has sent a message.
+socket; in `auto`, the correlator thread only waits until a profiler has sent a message.
 
 Specification: Elastic universal profiling integration, "Messaging Socket" and "APM Agent output of correlation data".
 """
@@ -150,12 +150,12 @@ class Correlator:
             logger.debug("from host profilers: %s", counts)
 
     def hold_for_fork(self, timeout_s: float) -> None:
-        """Keep the worker thread out of exporters; see `WorkerExport.hold_for_fork`."""
-        self._forwarder.worker_export.hold_for_fork(timeout_s)
+        """Keep the correlator thread out of exporters; see `CurrentExport.hold_for_fork`."""
+        self._forwarder.current_export.hold_for_fork(timeout_s)
 
     def release_after_fork(self) -> None:
-        """Let the worker thread export again, in the parent."""
-        self._forwarder.worker_export.release_after_fork()
+        """Let the correlator thread export again, in the parent."""
+        self._forwarder.current_export.release_after_fork()
 
     def reset_after_fork(self) -> None:
         """Drop the parent's threads, socket and transactions in a forked child, before anything else."""
@@ -194,7 +194,7 @@ class Correlator:
         return self._closed_reader_counts[0] + received, self._closed_reader_counts[1] + too_long
 
     def _wake_if_idle(self) -> None:
-        """Wake the worker thread for the first transaction that waits; on the application's threads."""
+        """Wake the correlator thread for the first transaction that waits; on the application's threads."""
         if self._is_idle:
             self._is_idle = False
             reader = self._reader
@@ -202,7 +202,7 @@ class Correlator:
                 reader.wake()
 
     def _submit(self, work: Callable[[], None] | None) -> bool:
-        """Wake the worker thread, to run `work` after all messages are counted. False while it has nothing to do."""
+        """Wake the thread, to run `work` after all messages are counted; False while it has nothing to do."""
         reader = self._reader
         if reader is None or not reader.is_receiving:
             return False
@@ -265,7 +265,7 @@ class Correlator:
             self._wake_event.wait(min(max(9 * (took_s + new_messages * _RECEIVE_COST_S), _MIN_PAUSE_S), _MAX_PAUSE_S))
 
     def _wait_s(self) -> float:
-        if self._pending.worker_queue:
+        if self._pending.correlator_queue:
             return 0
         self._is_idle = True
         first_ns = self._pending.transactions.first_end_ns()

@@ -1,6 +1,6 @@
 """The effects of host profilers' messages: counted stacks, the delay of transactions, the host id.
 
-Runs on the correlator's worker thread, apart from `set_service_attributes` and what logs a mismatch of host ids.
+Runs on the correlator thread, apart from `set_service_attributes` and what logs a mismatch of host ids.
 
 Specification: Elastic universal profiling integration, "Profiler Registration Message".
 """

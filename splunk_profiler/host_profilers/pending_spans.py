@@ -34,7 +34,7 @@ class PendingSpans:
         self.host_id = host_id
         self.processors: list[WrappedProcessor] = []
         self.transactions = TransactionBuffer(buffer_size)
-        self.worker_queue: deque[PendingExport | WakeEvent] = deque()  # left by flushes; events to set in between
+        self.correlator_queue: deque[PendingExport | WakeEvent] = deque()  # left by flushes; events to set in between
         self._buffer_size = buffer_size
         # Transactions stay here until their last span is out: a signal may end their export midway.
         self._in_flight: dict[int, Transaction] = {}
@@ -43,7 +43,7 @@ class PendingSpans:
         self._annotation_guard = Guard("writing on spans what host profilers say")
 
     def __len__(self) -> int:
-        return len(self.transactions) + len(self.worker_queue)
+        return len(self.transactions) + len(self.correlator_queue)
 
     @property
     def depth(self) -> int:
@@ -53,7 +53,7 @@ class PendingSpans:
     def reset_after_fork(self) -> None:
         """Drop all spans in a forked child: the parent exports them."""
         self.transactions = TransactionBuffer(self._buffer_size)
-        self.worker_queue.clear()
+        self.correlator_queue.clear()
         self._in_flight = {}
         self._depths = {}
 
@@ -112,10 +112,10 @@ class PendingSpans:
             yield
 
     def export_queued(self, export_span: ExportSpan) -> Iterator[None]:
-        """Export the spans that flushes left to the worker thread, one a step."""
-        while self.worker_queue:
+        """Export the spans that flushes left to the correlator thread, one a step."""
+        while self.correlator_queue:
             try:
-                queued = self.worker_queue.popleft()
+                queued = self.correlator_queue.popleft()
             except IndexError:  # another thread took it
                 return
             if isinstance(queued, WakeEvent):

@@ -57,7 +57,7 @@ class WrappedProcessor:
 
     @property
     def accepts_any_thread(self) -> bool:
-        """True if it may get spans on the worker thread.
+        """True if it may get spans on the correlator thread.
 
         False where it would export there and threads are greenlets. Locks of greenlets do not work
         between real threads: all that wait for one would wait for ever. Those of eventlet wake no

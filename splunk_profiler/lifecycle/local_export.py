@@ -1,4 +1,4 @@
-"""The pipeline and the exporter in threads of this process: the sampling worker feeds, one thread exports.
+"""The pipeline and the exporter in threads of this process: the sampler thread feeds, one thread exports.
 
 Replaced as a whole in a forked child, which never repairs, joins or closes the parts of its parent.
 """
@@ -63,7 +63,7 @@ class LocalExport(StreamOutput):
     def send(self, data: bytes) -> bool:
         """Take further bytes of the stream; return False if they cannot be read and it has to begin anew.
 
-        The sampling worker's thread calls it at least once a second.
+        The sampler thread calls it at least once a second.
         """
         is_read = False
         with self._guard.catching():

@@ -49,7 +49,7 @@ class PublishingCalls(NamedTuple):
 
     Attributes:
         audit: compares what threads publish; called after snapshots of all threads, once a second at most, on
-            the worker's thread; never raises.
+            the sampler thread; never raises.
         enrich_resource: adds to a resource what host profilers have sent.
         local_root_of: returns the id of a span's local root if it is published, else None.
     """

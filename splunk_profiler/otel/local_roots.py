@@ -3,7 +3,7 @@
 `LocalRootTracker` is a span processor of the application's provider. A span has its parent's ids, not
 its parent: `on_start`, on the application's threads, gives each span that has a parent in this process
 an attribute with its local root. So a trace may enter the process several times, and nothing has to be
-forgotten. The other methods run on the sampling worker's thread. Never imports the SDK.
+forgotten. The other methods run on the sampler thread. Never imports the SDK.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `ResourceTagger` replaces the resource of a `TracerProvider` and of its existing tracers, so that a
 span costs nothing more. Older SDKs do not list their tracers; there each span gets the resource at
 its start. The application's resource object stays unchanged, and its own ids take precedence. Runs
-on the thread that starts or stops the profiler, the sampling worker's and the exporting one. Finds
+on the thread that starts or stops the profiler, the sampler's and the exporting one. Finds
 the SDK's parts by duck typing and loads nothing of it. Takes no lock of a newer SDK: a fork may have left it locked.
 
 Specification: "How linking of traces to profiles works" of the Datadog notes (``runtime-id``);

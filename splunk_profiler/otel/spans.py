@@ -1,6 +1,6 @@
 """The active span of an OpenTelemetry context, and the places where OpenTelemetry's API keeps its state.
 
-Imported only once the profiler is on. Runs on the sampling worker's thread; the look-ups run on the
+Imported only once the profiler is on. Runs on the sampler thread; the look-ups run on the
 thread that starts the profiler. Imports OpenTelemetry's API and the model.
 """
 

@@ -2,7 +2,7 @@
 
 `TraceSelector` is a span processor of the application's provider. `on_start` and `on_end` run on
 the application's threads; for nearly all spans they only check the parent. `expire_entries` and
-`take_changes` run on the sampling worker's thread. Never imports the SDK. Takes no lock, so that no
+`take_changes` run on the sampler thread. Never imports the SDK. Takes no lock, so that no
 fork leaves one locked and no signal handler waits for one. Each change is a single operation, and
 `_end_unless_entered` checks again afterwards. An exception from a signal handler in between leaves
 stale entries until `expire_entries`.

@@ -1,6 +1,6 @@
 """The user's labels as samples carry them: texts of bounded length, without names of the profiler's own.
 
-Runs on the sampling worker's thread, once for each set of labels. Imports `labels` and nothing else
+Runs on the sampler thread, once for each set of labels. Imports `labels` and nothing else
 of ours. Host profilers show less of a label, because their readers do (`labels.encode`).
 """
 

@@ -1,7 +1,7 @@
 """Callbacks that hold their event loop for long, of asyncio and uvloop.
 
 The native ticker looks at the loops (`native/walker/loop_watch.c`). This module tells callbacks from loops that wait
-for work, and finds the names of tasks. Runs on the sampling worker's thread.
+for work, and finds the names of tasks. Runs on the sampler thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Threads that hold locks for which others wait: the time that these wait, on the stack of the holder.
 
 The native walker finds the holder (`native/walker/lock_holders.c`). This module says which instructions enter `with`
-blocks, on the sampling worker's thread. It takes no lock of the application.
+blocks, on the sampler thread. It takes no lock of the application.
 """
 
 from __future__ import annotations

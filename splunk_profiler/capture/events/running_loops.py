@@ -1,6 +1,6 @@
 """The event loops of asyncio that run, and the names of their tasks.
 
-Runs on the sampling worker's thread. Never imports asyncio, and runs no code of the application's classes.
+Runs on the sampler thread. Never imports asyncio, and runs no code of the application's classes.
 """
 
 from __future__ import annotations

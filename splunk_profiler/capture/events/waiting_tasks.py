@@ -1,6 +1,6 @@
 """Suspended asyncio tasks as events: a few of them at a time, each with its stack, span and labels.
 
-The native walker reads their stacks. This module chooses them, on the sampling worker's thread. It reads what asyncio
+The native walker reads their stacks. This module chooses them, on the sampler thread. It reads what asyncio
 knows of its tasks, never imports asyncio, and runs no code of the application's classes.
 """
 

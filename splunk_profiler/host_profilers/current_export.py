@@ -1,6 +1,6 @@
-"""The exporter call that the worker thread is in, as other threads see it.
+"""The exporter call that the correlator thread is in, as other threads see it.
 
-The worker thread is the correlator's. It runs the application's code, which may hold locks, take long, hang or fork.
+That thread runs the application's code, which may hold locks, take long, hang or fork.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from splunk_profiler.system.threads import OwnedLock, wait_until
 
 
 class ForwardingError(Exception):
-    """An exporter tried to end the worker thread."""
+    """An exporter tried to end the correlator thread."""
 
 
-class WorkerExport:
-    """The exporter call of the worker thread. A forked child replaces it."""
+class CurrentExport:
+    """The exporter call of the correlator thread. A forked child replaces it."""
 
     def __init__(self) -> None:
         self.processor: WrappedProcessor | None = None
         self._lock = OwnedLock()  # held during each call, and by a forking thread
-        self._worker_ident = 0
+        self._thread_ident = 0
         self._count = 0  # calls that have ended
         self._stuck_count = -1  # `_count` at the last `mark_stuck`
         self._fork_timeout_count = -1  # `_count` when a fork last waited in vain
         self._fork_deadline_s = 0.0  # until when no call begins, as a fork waits for the one before
 
     def export(self, wrapped: WrappedProcessor, span: Any) -> None:
-        """Give `span` to its exporter, on the worker thread; `ForwardingError` if it raised what ends a thread."""
+        """Give `span` to its exporter, on the correlator thread; `ForwardingError` if it raised what ends a thread."""
         # Between two calls the lock is free for microseconds, which a fork that looks now and then would never see.
         wait_until(lambda: time.monotonic() >= self._fork_deadline_s, inf)
         with self._lock:
-            self._worker_ident = _thread.get_ident()
+            self._thread_ident = _thread.get_ident()
             self.processor = wrapped
             try:
                 wrapped.on_end(span)
@@ -49,8 +49,8 @@ class WorkerExport:
 
     @property
     def is_this_thread_exporting(self) -> bool:
-        """True on the worker thread inside the call: it cannot wait for itself."""
-        return self.processor is not None and self._worker_ident == _thread.get_ident()
+        """True on the correlator thread inside the call: it cannot wait for itself."""
+        return self.processor is not None and self._thread_ident == _thread.get_ident()
 
     @property
     def is_stuck(self) -> bool:
