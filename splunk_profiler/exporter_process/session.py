@@ -43,6 +43,7 @@ _MAX_MESSAGES = 256
 _END_TIMEOUT_S, _MAX_END_TIMEOUT_S = 2.0, 30.0  # of a host that was killed; of one that waits
 _MAX_OPEN_S = 20.0  # besides: beside busy processes, to load what exports takes longer than most hosts wait
 _END_MARGIN_S = 0.3  # an export may take as much longer, and the host is told
+_MIN_DIVIDED_NS = 1_000_000  # each session has it divided at each tick, which visits all of them
 _MAX_QUEUE_BYTES, _ALL_QUEUES_BYTES = 16 << 20, 64 << 20  # 16 MiB are 12 s of 33 threads at 10 ms
 
 
@@ -293,10 +294,14 @@ class Shares:
     def _divide(self) -> None:
         """Needs the lock."""
         now_ns = time.process_time_ns()
-        used_ns, self._last_ns = now_ns - self._last_ns, now_ns
+        used_ns = now_ns - self._last_ns
+        if used_ns < _MIN_DIVIDED_NS:
+            return
+        self._last_ns = now_ns
         weights = {session: self._fed_bytes[session] + 1 for session in self._used_ns}
+        total = sum(weights.values())
         for session, weight in weights.items():
-            self._used_ns[session] += used_ns * weight // sum(weights.values())
+            self._used_ns[session] += used_ns * weight // total
         self._fed_bytes.clear()
 
 
