@@ -60,6 +60,8 @@ class ProcessExport(StreamOutput):
         self._receive()
         generation = self._connection.generation
         if generation != self._generation:  # the stream has to begin anew with a new connection
+            if self._is_connection_reached:
+                self._failing_since_s = None  # of the earlier exporter, which may have been stopped for long
             self._generation, self._is_connection_reached = generation, False
             lost = self._counters.waiting
             ended = self._counters._replace(waiting=0, lost_at_exit=self._counters.lost_at_exit + lost)

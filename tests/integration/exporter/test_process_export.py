@@ -44,12 +44,13 @@ def test_output_taken_by_a_silent_process_only_has_no_exporter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "pauses"), [('{"cpu_ns": 7}', 6), ('{"level": 30, "text": "settings are not usable"}', 2)]
+    ("said", "stopped_s", "pauses"),
+    [('{"cpu_ns": 7}', 70, 7), ('{"level": 30, "text": "settings are not usable"}', 0, 2)],
 )
 def test_output_whose_exporter_cannot_be_started_again_has_none(
-    said: str, pauses: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    said: str, stopped_s: int, pauses: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that has only complained never worked."""
+    """One that has only complained never worked. How long one was stopped does not count against the next."""
     monkeypatch.syspath_prepend(str(TESTS / "targets"))
     now_s = time.monotonic()
     launchers: list[Callable[[OwnedSocket, str], None]] = [Launcher(find_interpreter(), FACTORY)]
@@ -63,10 +64,13 @@ def test_output_whose_exporter_cannot_be_started_again_has_none(
     assert output.send(f"{said}\n".encode())
     while output.cpu_ns() != 7 and not caplog.messages:  # its session sends it back
         assert output.send(b"drop\n")
+    os.kill(pid, signal.SIGSTOP)
+    while output.send(b"drop\n" * 10_000):
+        pass
+    now_s += stopped_s
+    assert not output.send(b"drop\n" * 10_000)
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid)
-    while output.send(b"drop\n"):
-        pass
     for _ in range(pauses):  # the first one notices that the stream has to begin anew
         assert not output.failure  # it may be started again
         now_s += 12
