@@ -99,7 +99,7 @@ def profiler_cpu_s() -> float:
     """Return the CPU seconds so far of the thread that counts messages and of the one that receives them."""
     ids = [thread.native_id or 0 for thread in threading.enumerate() if thread.name == "splunk-profiler-correlator"]
     tasks = Path("/proc/self/task").iterdir()
-    ids += [int(task.name) for task in tasks if read_proc_file(task / "comm") == "splunk-inbox\n"]
+    ids += [int(task.name) for task in tasks if read_proc_file(task / "comm") == "splunk-receiver\n"]
     return sum(map(cpu_ns_or_zero, ids)) / 1e9
 
 
