@@ -102,22 +102,22 @@ def parse_transport(
     )
     if not text:
         names = (f"{_GENERAL_PREFIX}LOGS_HEADERS", f"{_GENERAL_PREFIX}HEADERS")
-        warnings += _explain_withheld(withheld, dict.fromkeys(names, LOGS_HEADERS_SETTING))
+        warnings += _explain_withheld(env, withheld, dict.fromkeys(names, LOGS_HEADERS_SETTING))
     if not transport.credential_provider:
         others = {_LOGS_PROVIDER: _GENERAL_PROVIDER, _GENERAL_PROVIDER: _LOGS_PROVIDER}
-        warnings += _explain_withheld(withheld, others)
+        warnings += _explain_withheld(env, withheld, others)
     return ParsedTransport(transport, warnings)
 
 
 def _find_withheld(env: Mapping[str, str], endpoint: Endpoint) -> dict[str, str]:
-    """Return the variables that are set for another host than that of `endpoint`, and the variable of that host."""
+    """Return the variables whose values are for another host than that of `endpoint`, and the variable of that host."""
     withheld: dict[str, str] = {}
     if not _is_on_host(endpoint, general_endpoint(env)[1]):
         withheld |= dict.fromkeys((f"{_GENERAL_PREFIX}HEADERS", _GENERAL_PROVIDER), _GENERAL_ENDPOINT)
     logs = env.get(_LOGS_ENDPOINT, "").strip()
-    if logs and not _is_on_host(endpoint, logs):  # the application's logs go there, with all that is set for them
-        withheld |= dict.fromkeys((name for name in env if "_LOGS_" in name), _LOGS_ENDPOINT)
-    return {name: place for name, place in withheld.items() if env.get(name, "").strip()}
+    if logs and not _is_on_host(endpoint, logs):  # the application's logs go there
+        withheld |= dict.fromkeys((f"{_GENERAL_PREFIX}LOGS_HEADERS", _LOGS_PROVIDER), _LOGS_ENDPOINT)
+    return withheld
 
 
 def _is_on_host(endpoint: Endpoint, url: str) -> bool:
@@ -127,12 +127,14 @@ def _is_on_host(endpoint: Endpoint, url: str) -> bool:
         return False
 
 
-def _explain_withheld(withheld: Mapping[str, str], remedies: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for the first variable of `remedies` that is withheld; its value is the one to set instead."""
+def _explain_withheld(
+    env: Mapping[str, str], withheld: Mapping[str, str], remedies: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a sentence for the first variable of `remedies` that is set and withheld, with the one to set instead."""
     for variable, own in remedies.items():
-        if variable in withheld:
-            fact = f"{variable} is for the host of {withheld[variable]} and is not used"
-            yield f"{fact}: profiles go to another one; set {own} for that"
+        if variable in withheld and env.get(variable, "").strip():
+            fact = f"{variable} is for the host of {withheld[variable]} and is not used: profiles go to another one"
+            yield fact if own in withheld else f"{fact}; set {own} for that"
             return
 
 

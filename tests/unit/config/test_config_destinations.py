@@ -229,7 +229,7 @@ def test_general_headers_go_to_the_general_host_only(places: dict[str, str], sen
         assert (resolved.transport.headers, resolved.warnings) == ((("x-own", "1"),), ())
 
 
-def test_settings_for_logs_of_another_host_do_not_count() -> None:
+def test_secrets_for_logs_of_another_host_do_not_count() -> None:
     prefix, provider = "OTEL_EXPORTER_OTLP_", "OTEL_PYTHON_EXPORTER_OTLP_GRPC_LOGS_CREDENTIAL_PROVIDER"
     logs = {"HEADERS": "x-token=sesame", "CERTIFICATE": "/vendor", "COMPRESSION": "gzip"}
     env = {"SPLUNK_PROFILER_ENABLED": "true", GENERAL: "https://a", f"{prefix}CERTIFICATE": "/ca", provider: "vendor"}
@@ -241,15 +241,18 @@ def test_settings_for_logs_of_another_host_do_not_count() -> None:
     for place in ("https://logs.vendor.example", "not understood"):
         elsewhere = {**env, f"{prefix}LOGS_ENDPOINT": place}
         resolved = from_env(elsewhere)
-        withheld = resolved.transport
-        assert (withheld.headers, withheld.gzip, withheld.credential_provider) == ((), False, "")
-        assert withheld.certificates.files[0] == "/ca"
+        taken = resolved.transport
+        assert (taken.headers, taken.credential_provider) == ((), "")
+        assert (taken.gzip, taken.certificates.files[0]) == (True, "/vendor")  # no secrets
         lines = (f"{prefix}LOGS_HEADERS is for the host of {prefix}LOGS_ENDPOINT", f"{provider} is for the host of")
         assert len(resolved.warnings) == 2
         assert all(part in line for part, line in zip(lines, resolved.warnings, strict=True))
         assert "sesame" not in "".join(resolved.warnings)
+        assert f"set {provider.replace('LOGS_', '')} for that" in resolved.warnings[1]
         resolved = from_env({**elsewhere, f"{prefix}HEADERS": "x-a=general", provider: ""})
         assert (resolved.transport.headers, resolved.warnings) == ((("x-a", "general"),), ())
+        (*_, line) = from_env({**elsewhere, OURS: "https://b"}).warnings
+        assert "set " not in line  # the general provider would not count either
 
 
 def test_a_general_maker_of_credentials_serves_the_general_host_only() -> None:
