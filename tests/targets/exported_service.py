@@ -44,7 +44,7 @@ EXPORTER_MODULES = (
 _PR_SET_CHILD_SUBREAPER = 36
 # gRPC is loaded beside a thread that never pauses.
 BUSY = [[""], ["frozen"], ["no exec"], ["no interpreter"], ["subreaper"]]
-_HUGE_STACK = 1 << 46
+_HUGE_STACK = 1 << 60
 _NOBODY = 65534
 _DEPTH, _DESCENDING = 500, 8
 # Waits at the end of a stack that no other call has: `turns` has a bit for each of its lines. The names are short: a

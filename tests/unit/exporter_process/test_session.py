@@ -91,7 +91,7 @@ def test_session_for_which_no_thread_can_start_ends_without_a_report() -> None:
     recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
     recorder.start(to_values(from_env()))
     fed = StreamSession(1, Shares(lambda: None))
-    usual_bytes = threading.stack_size(1 << 46)  # no address space has room for it
+    usual_bytes = threading.stack_size(1 << 60)  # no address space has room for it
     try:
         with pytest.raises(RuntimeError, match="can't start new thread"):
             fed.feed(recorder.take())
@@ -111,7 +111,7 @@ def test_session_that_no_thread_can_close_is_done_at_once(monkeypatch: pytest.Mo
     fed = StreamSession(1, shares)
     fed.feed(recorder.take())
     (exporting,) = (thread for thread in threading.enumerate() if thread.name == "splunk-profiler-exporter")
-    usual_bytes = threading.stack_size(1 << 46)
+    usual_bytes = threading.stack_size(1 << 60)
     try:
         with pytest.raises(RuntimeError, match="can't start new thread"):
             fed.close()
