@@ -34,6 +34,11 @@ class LabelTracker(ContextValues[ActiveLabels]):
         """
         try:
             current = self._current()
-            current.value = outer if current.value is ended and current.first is not ended else None
+            found = current.value
+            while found is not None and found is not ended and found is not current.first:
+                found = found.outer  # of a generator that was left inside the block
+            current.value = outer if found is ended and found is not current.first else None
+            if current.value is None:
+                current.first = None
         except Exception as error:
             self._guard.note(error)

@@ -30,15 +30,16 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 class ActiveLabels:
     """All labels in force at one point of the program; `outer` is in force again after the block that added `added`.
 
-    `sample_form` is the form that samples carry, set by the first sample.
+    `has_ended` says that this block has. `sample_form` is the form that samples carry, set by the first sample.
     """
 
-    __slots__ = ("_encoded_by", "_published_form", "added", "outer", "pairs", "sample_form")
+    __slots__ = ("_encoded_by", "_published_form", "added", "has_ended", "outer", "pairs", "sample_form")
 
     def __init__(self, pairs: dict[str, str], added: dict[str, str], outer: ActiveLabels | None = None) -> None:
         self.pairs = pairs
-        self.added: dict[str, str] | None = added  # by whose identity its block knows it; None once that has ended
+        self.added = added  # by whose identity its block knows it
         self.outer = outer
+        self.has_ended = False
         self._encoded_by: LabelEncoder | None = None
         self._published_form: Any = None
         self.sample_form: tuple[tuple[str, str], ...] | None = None
@@ -143,22 +144,32 @@ class labels:  # noqa: N801  # used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        ended = CURRENT_LABELS.get()
-        while ended is not None and ended.added is not self._pairs:  # of a generator that was left inside the block
-            ended = ended.outer
+        ended = self._innermost_set()
         if ended is None:  # the block began in another context
             return
         outer = ended.outer
         CURRENT_LABELS.set(outer)
         if outer is not None:  # else the set is in force wherever this object is in use without an outer block
-            ended.added = None
+            ended.has_ended = True
             # Contexts copied inside the block keep `ended`, and a job that reschedules itself would keep all its turns.
             # Blocks that have not ended stay: this one may have ended in a copy of the context in which they will.
-            while ended.outer is not None and ended.outer.added is None:
+            while ended.outer is not None and ended.outer.has_ended:
                 ended.outer = ended.outer.outer
         if (listener := LABEL_PUBLISHER.listener) is not None:
             listener.leave(ended, outer)
         LABEL_PUBLISHER.publish(outer)
+
+    def _innermost_set(self) -> ActiveLabels | None:
+        """Return the innermost set in force that this object added, one whose block has not ended if there is any."""
+        ended = None
+        current = CURRENT_LABELS.get()
+        while current is not None:  # the first may be of a generator that was left inside the block
+            if current.added is self._pairs:
+                if not current.has_ended:
+                    return current
+                ended = ended or current  # elsewhere, in a copy of this context
+            current = current.outer
+        return ended
 
     def __call__(self, function: Decorated) -> Decorated:
         """Return `function` wrapped so that it runs with these labels."""

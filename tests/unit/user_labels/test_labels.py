@@ -159,6 +159,27 @@ def test_block_that_ends_in_another_context_takes_no_labels_away() -> None:
         assert in_force() == {"service": "shop"}
 
 
+def test_block_ends_after_its_object_has_ended_another_in_a_copied_context() -> None:
+    mark = labels(step="read")
+
+    def read() -> Iterator[int]:
+        with mark:
+            yield 1
+
+    rows = read()
+    contextvars.Context().run(next, rows)
+    with labels(route="/"):
+        with mark:
+            contextvars.copy_context().run(next, rows, None)
+            assert in_force() == {"route": "/", "step": "read"}
+        assert in_force() == {"route": "/"}
+        with mark:
+            rows = read()
+            next(rows)
+            contextvars.copy_context().run(next, rows, None)
+        assert in_force() == {"route": "/"}
+
+
 def test_a_new_thread_begins_as_contextvars_do() -> None:
     seen: list[dict[str, str]] = []
     with labels(route="/"):

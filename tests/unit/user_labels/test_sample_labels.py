@@ -171,6 +171,35 @@ def test_labels_that_came_with_a_copied_context_are_seen_or_missing(watcher: Wat
     assert found == [inherited, {"route": "/", "step": "query"}, inherited, {}]
 
 
+def test_labels_around_a_block_that_a_generator_outlives_are_seen(watcher: Watcher) -> None:
+    def read() -> Iterator[int]:
+        with labels(step="read"):
+            yield 1
+
+    def work() -> list[dict[str, str]]:
+        found = []
+        with labels(route="/"):
+            rows = read()
+            with labels(message=1):
+                next(rows)
+                found.append(watcher.seen())
+            found.append(watcher.seen())
+            next(rows, None)
+            found.append(watcher.seen())
+            with labels(message=2):
+                rows = read()
+                next(rows)
+        return [*found, watcher.seen()]
+
+    around = {"route": "/"}
+    expected = [around | {"message": "1", "step": "read"}, around, around, {}]
+    assert work() == expected
+    with labels(route="of the copied context"):
+        copied = contextvars.copy_context()
+    inherited = {"route": "of the copied context"} if watcher.reads_the_interpreter else {}
+    assert copied.run(work) == [*expected[:-1], inherited]
+
+
 def test_labels_of_a_thread_that_has_ended_are_forgotten() -> None:
     tracker = LabelTracker()
     LABEL_PUBLISHER.listener = tracker
