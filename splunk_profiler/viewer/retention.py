@@ -15,10 +15,15 @@ from splunk_profiler.viewer.stored_spans import delete_spans, measure_spans
 _SPANS_AT_ONCE = 20_000  # are deleted: requests wait meanwhile
 
 
-def delete_old(connection: sqlite3.Connection, samples_ns: int, spans_ns: int) -> None:
-    """Delete the samples, and the spans, that ended before these times."""
-    deleted = connection.execute("DELETE FROM parts WHERE until_ns < ?", (samples_ns,))
-    _delete_spans(connection, spans_ns)
+def delete_old(connection: sqlite3.Connection, oldest_ns: int, summed_ns: int) -> None:
+    """Delete samples that ended before `oldest_ns`, and spans.
+
+    Those that ended before `summed_ns`, or before `oldest_ns` and all samples that are left: of these, requests can
+    still be counted.
+    """
+    deleted = connection.execute("DELETE FROM parts WHERE until_ns < ?", (oldest_ns,))
+    ((since_ns,),) = connection.execute("SELECT coalesce(min(since_ns), ?) FROM parts", (oldest_ns,))
+    _delete_spans(connection, max(summed_ns, min(since_ns, oldest_ns)))
     if deleted.rowcount:
         _clean(connection)
 

@@ -139,7 +139,7 @@ class StoreWriter:
             self._sum_by_minute(now_ns)
             # Before that are sums, which have no spans.
             oldest_ns, summed_ns = now_ns - self._limits.all_ns, now_ns - self._limits.samples_ns - DAY_NS
-            delete_old(self._keeping, oldest_ns, max(oldest_ns, summed_ns))
+            delete_old(self._keeping, oldest_ns, summed_ns)
             delete_beyond(self._keeping, self._limits.max_bytes)
         if dropped:
             raise SourceError(f"{self.path}: requests that cannot be read are dropped: {len(dropped)} ({dropped[0]})")

@@ -85,6 +85,21 @@ def test_spans_are_kept_no_longer_than_samples(tmp_path: Path) -> None:
     assert rows(path, "parts") == rows(path, "spans") == 0
 
 
+def test_spans_are_kept_as_long_as_samples_of_their_hour(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with writing(path, Limits(all_ns=DAY_NS)) as writer:
+        for minute in range(0, 60, 15):
+            at_ns = NOON_NS + minute * MINUTE_NS
+            put(writer, span_line("GET /", f"{minute:016x}", times_ns=(at_ns, at_ns + 9)))
+            if minute:
+                put(writer, sample_line(time_ns=at_ns))
+        writer.keep_up(NOON_NS, hold_ns=0)
+        assert rows(path, "spans") == 4
+        writer.keep_up(NOON_NS + DAY_NS + 30 * MINUTE_NS)
+    assert rows(path, "parts") == 1
+    assert LiveStore(path).count_requests(WALL) == 3
+
+
 def test_requests_that_wait_take_no_room_of_samples(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
