@@ -255,7 +255,7 @@ static void store_snapshot(ticker_state *ticker, raw_snapshot *snapshot)
     }
     raw_snapshot *oldest = ring->oldest;
     ring->oldest = oldest->next;
-    ring->oldest->lost_count += oldest->lost_count + 1;
+    ring->oldest->lost_count += oldest->lost_count + (oldest->quiet_count > 0 ? (size_t)oldest->quiet_count : 1);
     discard_snapshot(ring, oldest);
 }
 

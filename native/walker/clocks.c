@@ -13,8 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define GOLDEN_STEP  2654435769u /* 2^32 times the golden section */
-#define BUSY_DIVISOR 8           /* a thread that used an eighth of a processor may be ready; others are not checked */
+#define COARSE_TICK_NS 1000000     /* clocks of some sandboxes have only multiples: what runs for less is not seen */
+#define GOLDEN_STEP    2654435769u /* 2^32 times the golden section */
+#define BUSY_DIVISOR   8 /* a thread that used an eighth of a processor may be ready; others are not checked */
 
 int64_t clock_ns(clockid_t clock)
 {
@@ -93,20 +94,26 @@ clocks_change clocks_read(ticker_state *ticker, int64_t deadline_ns)
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
         int64_t now_ns = monotonic_ns(), cpu_ns = thread_cpu_ns(entry->native_id), used_ns = cpu_ns - entry->cpu_ns;
-        entry->has_run = used_ns > 0 && !gil_keeper_is_profiler_id(entry->native_id);
+        entry->has_run = used_ns != 0; /* less: another thread has the id */
         entry->is_busy = used_ns > (now_ns - entry->read_ns) / BUSY_DIVISOR;
         entry->read_ns = now_ns;
         entry->cpu_ns = cpu_ns;
         entry->reader_cpu_ns = entry->has_run ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
         entry->state = entry->has_run ? THREAD_UNKNOWN : THREAD_WAITING; /* until the second reading */
-        if (change != CLOCKS_RAN) {
-            change = entry->has_run ? CLOCKS_RAN : cpu_ns == 0 ? CLOCKS_UNKNOWN : change;
+        if (entry->has_run && !gil_keeper_is_profiler_id(entry->native_id)) {
+            change = CLOCKS_RAN;
+        }
+        else if (change == CLOCKS_STOOD && cpu_ns % COARSE_TICK_NS == 0) {
+            change = CLOCKS_UNKNOWN;
         }
     }
-    bool stood_before = table->has_stood;
-    table->has_stood = change == CLOCKS_STOOD;
+    table->stands = change == CLOCKS_STOOD;
+    table->has_stood = table->has_stood && table->stands;
+    if (table->stands && !table->has_stood) {
+        change = CLOCKS_UNKNOWN;
+    }
     return_table(ticker, table);
-    return change == CLOCKS_STOOD && !stood_before ? CLOCKS_UNKNOWN : change;
+    return change;
 }
 
 void clocks_read_again(ticker_state *ticker)
@@ -187,6 +194,7 @@ void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_
     size_t index = 0;
     clock_table *table = atomic_exchange(&ticker->clocks.table, NULL);
     bool fits = table != NULL && !snapshot->is_focused && table->deadline_ns == deadline_ns;
+    bool has_stood = fits && table->stands;
     snapshot->process_cpu_ns = fits ? table->process_ns : clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     for (size_t i = 0; i < snapshot->count; i++) {
         raw_thread *thread = &snapshot->threads[i];
@@ -197,7 +205,8 @@ void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_
         else {
             fill_thread(thread, entry);
         }
+        has_stood = has_stood && entry != NULL
+                    && (thread->state == THREAD_WAITING || gil_keeper_is_profiler_id((pid_t)thread->native_id));
     }
-    bool has_stood = fits && table->has_stood;
     return_table(ticker, is_last ? build_table(table, snapshot, has_stood) : table);
 }

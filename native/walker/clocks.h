@@ -40,7 +40,8 @@ typedef struct {
 typedef struct {
     int64_t deadline_ns; /* deadline of the capture that they are for; 0: it has none */
     int64_t process_ns;  /* CPU time of the process, read first */
-    bool has_stood;      /* no thread of the application had run since the deadline before */
+    bool stands;         /* no thread of the application has run since the previous reading */
+    bool has_stood;      /* nor since the snapshot of these threads, which says of none that it ran */
     size_t count, capacity;
     clock_entry entries[]; /* oldest thread first */
 } clock_table;

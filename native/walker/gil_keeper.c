@@ -195,6 +195,7 @@ void gil_keeper_after_fork_in_child(PyInterpreterState *interp)
     atomic_store(&keeper.state, GIL_NOT_REQUESTED);
     for (size_t i = 0; i < MAX_THREADS; i++) {
         atomic_store(&keeper.profiler_threads[i].state, NULL);
+        atomic_store(&keeper.profiler_threads[i].native_id, 0);
     }
     gil_keeper_init();
 }

@@ -189,15 +189,15 @@ static void begin_wait(ticker_state *ticker)
     }
 }
 
-/* Return true if no other thread has run since before the last look: then event loops are as they were. So an idle
- * process has nothing of looks but these readings. The clock of the process is late by the current tick of threads
- * that run on other processors. */
-static bool is_quiet(ticker_state *ticker)
+/* Return true if no other thread has run since `others_cpu_ns` was set, before the last look or capture: then event loops
+ * are as they were. So an idle process has nothing of looks but these readings. The clock of the process is late by the
+ * current tick of threads that run on other processors. */
+static bool is_quiet(ticker_state *ticker, int64_t *others_cpu_ns)
 {
     int64_t cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - clock_ns(CLOCK_THREAD_CPUTIME_ID);
-    bool has_run = cpu_ns - ticker->loop.others_cpu_ns >= QUIET_NS;
+    bool has_run = cpu_ns - *others_cpu_ns >= QUIET_NS;
     if (has_run || atomic_load(&ticker->loop.needs_look) || atomic_load(&ticker->pending.deadline_ns) != 0) {
-        ticker->loop.others_cpu_ns = cpu_ns; /* a look follows */
+        *others_cpu_ns = cpu_ns; /* a look or a capture follows */
         return false;
     }
     atomic_store(&ticker->loop.quiet_until_ns, clock_ns(CLOCK_BOOTTIME));
@@ -210,7 +210,8 @@ static bool is_quiet_deadline(ticker_state *ticker, const schedule_tick *tick)
 {
     quiet_deadlines *quiet = &ticker->quiet;
     if (compat_gil_holder(ticker->interp) != NULL || atomic_load(&ticker->loop.may_have_traces) || tick->skipped > 0
-        || (atomic_load(&quiet->count) > 0 && atomic_load(&quiet->period_ns) != tick->period_ns) || !is_quiet(ticker)) {
+        || (atomic_load(&quiet->count) > 0 && atomic_load(&quiet->period_ns) != tick->period_ns)
+        || !is_quiet(ticker, &quiet->others_cpu_ns)) {
         return false;
     }
     int64_t late_ns = monotonic_ns() - tick->deadline_ns;
@@ -222,14 +223,14 @@ static bool is_quiet_deadline(ticker_state *ticker, const schedule_tick *tick)
     return true;
 }
 
-/* Needs the mutex. Store a deadline for the thread that captures, unless there is nothing to capture. */
-static void store_deadline(ticker_state *ticker, PyThreadState *self, const schedule_tick *tick)
+/* Needs the mutex. Store a deadline for the thread that captures; false: there is nothing to capture. */
+static bool store_deadline(ticker_state *ticker, PyThreadState *self, const schedule_tick *tick)
 {
     int64_t missed = tick->skipped;
     clocks_change change = tick->is_focused ? CLOCKS_UNKNOWN : clocks_read(ticker, tick->deadline_ns);
     if (change == CLOCKS_STOOD && ticker->arguments.skips_quiet && is_quiet_deadline(ticker, tick)) {
         ticker_state_count(ticker, COUNTERS_due, 1);
-        return;
+        return false;
     }
     if (change == CLOCKS_RAN && wait_until(ticker, self, monotonic_ns() + CLOCKS_PROBE_NS)) {
         clocks_read_again(ticker);
@@ -243,6 +244,7 @@ static void store_deadline(ticker_state *ticker, PyThreadState *self, const sche
         missed++; /* no thread took the previous deadline */
     }
     ticker_state_count(ticker, COUNTERS_missed, missed);
+    return true;
 }
 
 /* Needs the mutex. Have a thread capture, or look at event loops, before the next deadline. */
@@ -251,12 +253,11 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
     long long nothing = 0; /* otherwise a capture is due, which looks as well */
     int64_t until_ns = tick->next_ns;
     if (!tick->is_look) {
-        store_deadline(ticker, self, tick);
-        if (atomic_load(&ticker->pending.deadline_ns) == 0) {
+        if (!store_deadline(ticker, self, tick)) {
             return;
         }
     }
-    else if (is_quiet(ticker)) {
+    else if (is_quiet(ticker, &ticker->loop.others_cpu_ns)) {
         return;
     }
     else {

@@ -243,6 +243,7 @@ typedef struct {
 /* Deadlines since the last capture at which no thread had run since then, and the last of them. Atomic. */
 typedef struct {
     atomic_llong count, period_ns, time_ns, instant_ns, process_cpu_ns;
+    int64_t others_cpu_ns; /* as in ticker_loop, when a capture was last asked for; of the loop's thread */
 } quiet_deadlines;
 
 typedef struct loop_watch loop_watch;

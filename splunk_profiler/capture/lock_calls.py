@@ -24,7 +24,7 @@ def lock_call(code: CodeType, lasti: int) -> str:
 
     Empty for any other. A thread that waits there, in no Python function, waits for a lock, or for what is used
     like one; in ``get``, for a queue in C (`queue.SimpleQueue`). With positional arguments only, as in `dict.get(key)`,
-    it does not wait: the thread only gave up the GIL at the end of the call.
+    it does not wait: the thread only gave up the GIL at the end of the call. (A `get(True, 5)` of a queue does.)
     """
     may_enter_block = getattr(code, "co_exceptiontable", True)
     may_call = any(method in code.co_names for method in _METHODS)

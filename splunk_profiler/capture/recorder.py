@@ -145,18 +145,24 @@ class StreamRecorder:
         """Record a snapshot; after an error, it is lost and the next one has all threads."""
         self._lose(raw.lost_count)
         if self._is_paused:
-            self._snapshot_count += 1
+            self._snapshot_count += raw.quiet_count or 1
             return
         if raw.quiet_count:
-            self._writer.write(
-                QuietRecord(raw.time_ns, raw.instant_ns, raw.period_ns, raw.process_cpu_ns, raw.quiet_count)
-            )
+            self._quiet(raw)
             return
         try:
             self._snapshot(raw)
         except Exception:
             self._lose(1)
             raise
+
+    def _quiet(self, raw: RawSnapshot) -> None:
+        if self._is_complete_due or raw.lost_count:  # the snapshot that they repeat is not in the stream
+            self._lose(raw.quiet_count)
+            return
+        times = (raw.time_ns, raw.instant_ns, raw.period_ns, raw.process_cpu_ns)
+        self._writer.write(QuietRecord(*times, raw.quiet_count))
+        self._snapshot_count += raw.quiet_count
 
     def _lose(self, count: int) -> None:
         """Record that so many snapshots are lost; while paused, only count them."""

@@ -40,6 +40,21 @@ class OverheadLimit(NamedTuple):
     backlog_bytes: Callable[[], int] = lambda: 0
 
 
+class DrainPace:
+    """How long snapshots may wait in the ring: longer while the service is idle."""
+
+    def __init__(self, now_ns: int, service_cpu_ns: int) -> None:
+        self._looked_ns, self._service_cpu_ns = now_ns, service_cpu_ns
+
+    def interval_s(self, now_ns: int, service_cpu_ns: int, period_ns: int) -> float:
+        """Return the time to the next drain, in seconds, by the CPU time of the service since the last call."""
+        used_ns, elapsed_ns = service_cpu_ns - self._service_cpu_ns, now_ns - self._looked_ns
+        self._looked_ns, self._service_cpu_ns = now_ns, service_cpu_ns
+        if used_ns * _IDLE_DIVISOR >= elapsed_ns:
+            return _DRAIN_INTERVAL_S
+        return max(min(_IDLE_DRAIN_INTERVAL_S, period_ns * _MAX_WAITING / 1e9), _DRAIN_INTERVAL_S)
+
+
 class Sampler:
     """The two threads that run a ticker and handle its snapshots; `stop` stops the ticker for good.
 
@@ -67,7 +82,6 @@ class Sampler:
         self._limit = limit
         self._app_threads_cpu_ns = 0  # used by captures on threads of the application
         self._last_counters = TickerCounters()  # counters at the last addition to it
-        self._service_cpu_ns = self._looked_ns = 0  # at the last drain
         self._is_stopping = False
         self._guard = Guard("the sampling thread")
         self._stop_signal = WakeEvent()  # for the ticker's thread
@@ -99,6 +113,7 @@ class Sampler:
 
     def _run_sampler(self) -> None:
         drained_s = 0.0
+        pace = DrainPace(time.monotonic_ns(), self._service_cpu_ns())
         while True:
             is_stopping = self._is_stopping  # read first: snapshots from before the stop are drained
             with self._guard.catching():
@@ -117,18 +132,12 @@ class Sampler:
                         self._apply_limit()
             if is_stopping:
                 return
-            self._pause_signal.wait(drained_s + self._drain_interval_s() - time.monotonic())
+            periods_ns = filter(None, (self._periods.all_ns, self._periods.focused_ns))
+            interval_s = pace.interval_s(time.monotonic_ns(), self._service_cpu_ns(), min(periods_ns))
+            self._pause_signal.wait(drained_s + interval_s - time.monotonic())
 
-    def _drain_interval_s(self) -> float:
-        """Return how long snapshots may wait in the ring, by what the service has used since the last call."""
-        now_ns = time.monotonic_ns()
-        cpu_ns = time.process_time_ns() - self._tick_thread.cpu_ns() - self._work_thread.cpu_ns()
-        is_idle = (cpu_ns - self._service_cpu_ns) * _IDLE_DIVISOR < now_ns - self._looked_ns
-        self._service_cpu_ns, self._looked_ns = cpu_ns, now_ns
-        if not is_idle:
-            return _DRAIN_INTERVAL_S
-        shortest_ns = min(filter(None, (self._periods.all_ns, self._periods.focused_ns)))
-        return max(min(_IDLE_DRAIN_INTERVAL_S, shortest_ns * _MAX_WAITING / 1e9), _DRAIN_INTERVAL_S)
+    def _service_cpu_ns(self) -> int:
+        return time.process_time_ns() - self._tick_thread.cpu_ns() - self._work_thread.cpu_ns()
 
     def _apply_limit(self) -> None:
         limit, now_ns = self._limit, time.monotonic_ns()

@@ -228,6 +228,8 @@ class StreamReader:
         )
 
     def _read_quiet(self, record: records.QuietRecord) -> QuietDeadlines:
+        if not record.deadline_count:
+            raise StreamError("no deadline")
         _check_times(record.period_ns * record.deadline_count, record.process_cpu_ns)
         return QuietDeadlines(*record)
 

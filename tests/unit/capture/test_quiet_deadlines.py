@@ -34,6 +34,7 @@ class Observer:
         self._left = 0  # of what is waited for
         self._counts_captures = False
         self._is_found = threading.Event()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Observer:
         self._sampler.start()
@@ -43,16 +44,18 @@ class Observer:
         assert self._sampler.stop(DEADLINE_S)
 
     def _take(self, snapshot: RawSnapshot) -> None:
-        self.snapshots.append(snapshot)
-        self._left -= snapshot.quiet_count or self._counts_captures
-        if self._left <= 0:
-            self._is_found.set()
+        with self._lock:
+            self.snapshots.append(snapshot)
+            self._left -= snapshot.quiet_count or self._counts_captures
+            if self._left <= 0:
+                self._is_found.set()
 
     def wait(self, count: int, *, counts_captures: bool = False) -> list[RawSnapshot]:
         """Wait for so many quiet deadlines, or for captures too; return all snapshots of that time."""
-        before = len(self.snapshots)
-        self._is_found.clear()
-        self._counts_captures, self._left = counts_captures, count
+        with self._lock:
+            before = len(self.snapshots)
+            self._is_found.clear()
+            self._counts_captures, self._left = counts_captures, count
         assert self._is_found.wait(DEADLINE_S), "too few"
         return self.snapshots[before:]
 
@@ -103,7 +106,7 @@ def test_deadlines_are_counted_while_no_thread_runs_and_none_is_lost() -> None:
     quiet = [snapshot for snapshot in found if snapshot.quiet_count]
     assert {len(snapshot.threads) for snapshot in quiet} == {0}
     assert {snapshot.period_ns for snapshot in quiet} == {PERIOD_NS}
-    assert sorted(found, key=lambda snapshot: snapshot.instant_ns) == found
+    assert sorted(found, key=lambda snapshot: snapshot.instant_ns - snapshot.latency_ns) == found
     assert sorted(found, key=lambda snapshot: snapshot.process_cpu_ns) == found
     assert counters.captured == len(found) - len(quiet)
     assert counters.captured + sum(snapshot.quiet_count for snapshot in quiet) == counters.due - counters.missed

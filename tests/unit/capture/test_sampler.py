@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from splunk_profiler.capture.portable import PortableTicker
-from splunk_profiler.capture.sampler import Sampler
+from splunk_profiler.capture.sampler import DrainPace, Sampler
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.model import Frame, Stack
 from splunk_profiler.raw import Periods, RawSnapshot
@@ -83,6 +83,17 @@ def test_a_walker_that_fails_at_one_tick_is_there_at_the_next(caplog: pytest.Log
         handled.get(timeout=60)
     assert sampler.stop(60)
     assert "MemoryError" in caplog.text
+
+
+def test_an_idle_service_is_drained_less_often_and_the_ring_keeps_room() -> None:
+    second = 1_000_000_000
+    pace = DrainPace(0, 0)
+    used = iter([0.5, 0.019, 0.0, 0.021, 0.0])
+    cpu_ns, intervals = 0, []
+    for number, period_ns in enumerate([second, second, second // 1000, second, second // 10_000], 1):
+        cpu_ns += int(next(used) * second)
+        intervals.append(pace.interval_s(number * second, cpu_ns, period_ns))
+    assert intervals == [0.05, 0.2, 0.064, 0.05, 0.05]
 
 
 _PATCHED = """
