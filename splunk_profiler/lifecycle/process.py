@@ -146,10 +146,10 @@ class ProcessProfiler:
                 self._warn_of_other_settings(initial.config, from_config(config).config)
             return initial  # warnings about it are logged already
         resolved = from_env() if config is None else from_config(config)
-        self._resolved = resolved
-        self._has_final_settings = config is not None or resolved.config.runs
+        if config is not None or resolved.config.runs:  # else the environment is read again by the next start
+            self._resolved, self._has_final_settings = resolved, True
         for warning in resolved.warnings:
-            logger.warning("%s", warning)
+            self._once_log.log(warning)
         if resolved.sdk_disabled and resolved.runs:
             logger.warning("OTEL_SDK_DISABLED=true: the profiler stays off as well")
         elif config is None and resolved.samples and "splunk_otel" in sys.modules:

@@ -113,15 +113,16 @@ def test_it_can_be_started_again_after_a_stop() -> None:
     )
 
 
-def test_start_follows_a_variable_that_is_set_after_a_start_that_was_off() -> None:
+@pytest.mark.parametrize("value", ["", "${UNSET}"])
+def test_start_follows_a_variable_that_is_set_after_a_start_that_was_off(value: str) -> None:
     code = (
-        "import os, splunk_profiler as p\nassert not p.start()\n"
+        "import os, splunk_profiler as p\nassert not p.start() and not p.start()\n"
         "os.environ['SPLUNK_PROFILER_ENABLED'] = 'true'\n"
         "if os.fork() == 0:\n"  # as a server does whose hook starts the profiler
         "    os._exit(not p.start())\n"
         "assert os.wait()[1] == 0 and p.start()\n"
     )
-    run_code(code)
+    assert run_code(code, SPLUNK_PROFILER_ENABLED=value).count("is not usable") == bool(value)
 
 
 def test_a_config_in_code_holds_where_the_environment_says_nothing() -> None:
