@@ -62,7 +62,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
     Exit code 0 if samples would flow, 1 if not.
     """
     logging.basicConfig(level=logging.CRITICAL)  # the findings say what would be logged
-    stop(0)  # under `splunk-profiler run` the profiler has started here: it would send more than the test record
+    stop(0)  # under `opentelemetry-instrument` the profiler has started here: it would send more than the test record
     own_env = environment()
     if own_env.get("NO_COLOR"):
         click.get_current_context().color = False

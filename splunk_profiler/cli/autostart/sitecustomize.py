@@ -17,6 +17,8 @@ import sys
 
 _this_module = sys.modules.pop("sitecustomize")  # a reference: Python 2 clears a module that has none
 _here = os.path.dirname(os.path.abspath(__file__))
+_LAUNCHERS = ("opentelemetry-instrument", "splunk-profiler")
+_OWN_MODULE = ["-m", "splunk_profiler"]
 
 
 def _run_application_sitecustomize():
@@ -46,11 +48,11 @@ def _come_first_at_exec(event, _arguments):
 
 
 def _is_helper_process():
-    """Return True for multiprocessing's resource tracker and for the launcher of OpenTelemetry."""
-    words = getattr(sys, "orig_argv", ())
-    return any("multiprocessing.resource_tracker import" in word for word in words) or any(
-        os.path.basename(word) == "opentelemetry-instrument" for word in words[1:2]
-    )
+    """Return True for multiprocessing's resource tracker, the launcher of OpenTelemetry and our own commands."""
+    words = list(getattr(sys, "orig_argv", ()))
+    if any("multiprocessing.resource_tracker import" in word for word in words) or words[1:3] == _OWN_MODULE:
+        return True
+    return any(os.path.basename(word) in _LAUNCHERS for word in words[1:2])
 
 
 def _report_problem(problem):

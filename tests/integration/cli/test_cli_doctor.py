@@ -57,9 +57,11 @@ def test_where_all_is_well_a_real_record_arrives(collector: Collector) -> None:
 
 def test_asked_through_the_launcher_it_sees_what_the_service_would_get(collector: Collector) -> None:
     options = ("--endpoint", f"http://{collector.address}", "--interval-ms", "20", "--service-name", "shop")
-    ended = splunk_profiler("run", *options, "--", *COMMAND, "doctor", env={"PYTHONSAFEPATH": ""})
+    env = {"PYTHONSAFEPATH": "", "SPLUNK_PROFILER_MAX_STACK_DEPTH": "abc"}
+    ended = splunk_profiler("run", *options, "--", *COMMAND, "doctor", env=env)
     assert ended.returncode == 0, ended.stdout
-    assert "Samples would flow." in ended.stdout
+    assert "Samples would flow" in ended.stdout
+    assert not ended.stderr  # a start in the doctor itself would log the wrong setting
     assert "splunk-profiler run (PYTHONPATH leads to its sitecustomize)" in ended.stdout
     collector.end()
     assert len(collector.lines("logs.jsonl")) == 1  # the test export; the doctor itself is not profiled
