@@ -79,7 +79,7 @@ def fill(database: Any, records: int, profiles: int) -> None:
     stacks = WeightedStacks(frames, 10 + frames % 7, 40 * np.arange(301), np.full(300, 10**7))
     now_s = time.time() - 60
     since_ns = int(now_s - 1750) * 10**9
-    packed = pprof(stacks, functions, "cpu", "nanoseconds", (since_ns, since_ns + 10**10))
+    packed = pprof(stacks, functions, "cpu", "nanoseconds", (since_ns, since_ns + 10**10 + 10**6))
     body = base64.b64encode(packed).decode()
     described = {"profiling.data.format": "pprof-gzip-base64", "profiling.data.type": "cpu"}
     row = {"ServiceName": "service-0", "Body": body, "ScopeName": "otel.profiling", "LogAttributes": described}

@@ -41,8 +41,9 @@ _STEPS = 120  # of the whole time, in each of which samples are counted
 _MIN_STEP_NS = 10**9
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a table, without quotes
 _LAG_NS = 30 * 10**9  # records come so much later than their time
-# A profile has the time of its beginning: what it is longer than this it comes later.
-_USUAL_PROFILE_NS, _MAX_PROFILE_NS = 10 * 10**9, 10 * MINUTE_NS
+# A profile has the time of its beginning: what it is longer than usual it comes later. By default it lasts 10 s, and up
+# to the next snapshot.
+_USUAL_PROFILE_NS, _MAX_PROFILE_NS = 15 * 10**9, 10 * MINUTE_NS
 _REFRESH_NS = 5 * 10**9
 _MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
 _MAX_SPANS = 100_000  # of a trace
@@ -60,6 +61,7 @@ class _Reading:
         has_all_ids: all samples of traces have the ids of these.
         unnamed: readers of samples of a period, without names of spans.
         nameless: readers of those whose spans were asked for; some of these may come later.
+        asked_ns: when these were asked for last.
     """
 
     part: Part
@@ -70,12 +72,13 @@ class _Reading:
     has_all_ids: bool = True
     unnamed: list[tuple[RecordReader, Period]] = field(default_factory=list)
     nameless: list[tuple[RecordReader, Period]] = field(default_factory=list)
+    asked_ns: int = 0
 
 
 class ClickHouse(Source):
     """Some hours of a database, up to `until_ns` or else to its newest record; new ones are added after half a minute.
 
-    Profiles that are longer than ten seconds come later by what they are longer, and all wait for them.
+    Profiles of more than 15 seconds come later by what they are longer, and all wait for them, up to ten minutes.
 
     Raises:
         SourceError: the database cannot be asked, or has no records; or there is no such table of samples.
@@ -288,8 +291,15 @@ class ClickHouse(Source):
             reading.nameless.append(reading.unnamed.pop())
 
     def _name_late_spans(self, reading: _Reading) -> None:
-        """Put names into samples whose spans were open at the end of what has been read: these come when they end."""
-        youngest_ns = time.time_ns() - SPANS_BEFORE_NS
+        """Put names into samples whose spans were open at the end of what has been read: these come when they end.
+
+        They are asked for at most each few seconds.
+        """
+        now_ns = time.time_ns()
+        if now_ns - reading.asked_ns < self._refresh_ns:
+            return
+        reading.asked_ns = now_ns
+        youngest_ns = now_ns - SPANS_BEFORE_NS
         reading.nameless = [each for each in reading.nameless if each[0].nameless() and each[1].until_ns > youngest_ns]
         if not reading.nameless or not self._span_columns:
             return

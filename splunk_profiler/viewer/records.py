@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.dumps import Dump, parse
@@ -155,9 +155,9 @@ class RecordReader:
             for place in self._nameless.pop(key, ()):
                 self.recording.name_span(place, name)
 
-    def nameless(self) -> list[SpanKey]:
-        """Return spans of samples that have not been read."""
-        return list(self._nameless)
+    def nameless(self) -> KeysView[SpanKey]:
+        """Return a view of the spans of samples that have not been read."""
+        return self._nameless.keys()
 
     def add_message(self, sender: Sender, message: Any) -> None:
         """Read a profile.

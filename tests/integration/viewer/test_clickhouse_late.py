@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from clickhouse_tables import Database
+from faulty_relay import run_relay
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
 from saved_samples import TRACE, profile_line, sample_line, span_line
 
@@ -37,21 +38,19 @@ def test_new_records_are_added_once_when_late_ones_have_come_too(
 ) -> None:
     database.make_tables("by_timestamp_time")
     database.insert([sample_line(time_ns=seconds_ago(600))])
-    shown = ClickHouse(database.address, database.environment, lag_ns=100 * 10**9)
+    shown, waiting = (
+        ClickHouse(database.address, database.environment, refresh_ns=seconds * SECOND_NS, lag_ns=100 * SECOND_NS)
+        for seconds in (0, 60)
+    )
     version = shown.version
-    database.insert([sample_line(time_ns=seconds_ago(90))])
+    database.insert([sample_line(time_ns=seconds_ago(90))] * 2)
     shown.refresh()
-    assert shown.version == version  # it has just been asked
-    shown = ClickHouse(database.address, database.environment, refresh_ns=0, lag_ns=100 * 10**9)
-    database.insert([sample_line(time_ns=seconds_ago(90))])
-    shown.refresh()
-    assert shown.recording.weights(SAMPLES).sum() == 1
+    assert (shown.version, shown.recording.weights(SAMPLES).sum()) == (version, 1)
     later_ns = time.time_ns() + 20 * SECOND_NS
     monkeypatch.setattr(time, "time_ns", lambda: later_ns)
-    for version in (shown.version + 1,) * 2:
-        shown.refresh()
-        assert shown.version == version
-        assert shown.recording.weights(SAMPLES).sum() == 3
+    for each, count in ((shown, 3), (shown, 3), (waiting, 1)):
+        each.refresh()
+        assert (each.version, each.recording.weights(SAMPLES).sum()) == (version + (count > 1), count)
 
 
 def test_a_span_that_ends_after_its_samples_were_read_names_them(database: Database) -> None:
@@ -75,6 +74,38 @@ def test_a_span_that_ends_after_its_samples_were_read_names_them(database: Datab
         assert shown.version > version
         assert names == spans_in(shown.recording) == spans_in(shown.recording_of(stretch))
     assert "job" in dict(shown.recording.facet_values(SAMPLES)["endpoint"].values)
+
+
+def test_a_stretch_that_waits_for_spans_asks_again_only_after_a_while(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_ns = seconds_ago(40)
+    stretch = replace(SAMPLES, since_ns=time_ns, until_ns=time_ns + SECOND_NS)
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=time_ns)])
+    with run_relay(database.port) as (relay, port):
+        shown = ClickHouse(f"clickhouse://127.0.0.1:{port}/{database.name}", database.environment)
+        shown.recording_of(stretch)
+        database.insert([span_line("job", times_ns=(time_ns, time.time_ns()))])
+        relay.questions = 0
+        assert spans_in(shown.recording_of(stretch)) == {"(span not received)"}
+        assert relay.questions == 0
+        later_ns = time.time_ns() + 5 * SECOND_NS
+        monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+        assert spans_in(shown.recording_of(stretch)) == {"job"}
+
+
+def test_profiles_of_the_usual_interval_are_read_once_at_the_start(database: Database) -> None:
+    questions = []
+    database.make_tables("by_timestamp_time")
+    for duration_ns in (10 * SECOND_NS, 10 * SECOND_NS + 200_000):  # a window ends at the nearest snapshot
+        time_ns = seconds_ago(600)
+        profile = replace(small_profile(), time_ns=time_ns, duration_ns=duration_ns)
+        database.insert([profile_line(record_body(profile), time_ns=time_ns)])
+        with run_relay(database.port) as (relay, port):
+            ClickHouse(f"clickhouse://127.0.0.1:{port}/{database.name}", database.environment)
+            questions.append(relay.questions)
+    assert questions[0] == questions[1] > 0
 
 
 def test_profiles_of_a_minute_are_waited_for_until_they_end(
