@@ -130,7 +130,7 @@ class CodeClassifier:
     def _find(self, file: str, namespace: str) -> CodeOrigin:
         if file.startswith("/"):
             found = self._origin_of_path(file) or self._origin_of_path(self._real_path(file))
-            if found is None and is_library(file):
+            if found is None and is_library(file) and namespace.partition(".")[0] in sys.stdlib_module_names:
                 return _OTHER_STANDARD_LIBRARY  # a stream is replayed
             if found is not None or os.path.exists(file):  # noqa: PTH110  # never raises
                 return found or APPLICATION

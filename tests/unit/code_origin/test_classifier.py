@@ -207,10 +207,11 @@ def test_code_without_a_distribution_is_known_by_where_it_is(file: str, namespac
 
 
 def test_the_library_of_another_python_is_not_the_applications(tmp_path: Path) -> None:
-    put(tmp_path, {"lib/python3.9/json/decoder.py": FUNCTION})
+    put(tmp_path, {"lib/python3.9/json/decoder.py": FUNCTION, "lib/python3.9/shop/app.py": FUNCTION})
     other = CodeOrigin(OriginKind.STANDARD_LIBRARY, "python")
     for place in (tmp_path, "/gone"):
         assert make_classifier().classify(f"{place}/lib/python3.9/json/decoder.py", "json.decoder.JSONDecoder") == other
+        assert make_classifier().classify(f"{place}/lib/python3.9/shop/app.py", "shop.app") == APPLICATION
 
 
 @pytest.mark.parametrize("file", [None, "os.py", 7])
