@@ -23,7 +23,8 @@ class BodyFormatter:
     """Makes the bodies of the records of one service.
 
     It keeps the texts of stacks in use. They are not kept in the stacks: thousands may be in use, at 3 kB each.
-    All formatters share a bounded memory, so that services with ever new stacks do not cost others their texts.
+    Each has an equal part of 32 MiB, so that services with ever new stacks do not cost others their texts. As parts get
+    smaller with more services, a formatter keeps to its own from its next new stack on; until then the sum is larger.
     """
 
     _all: ClassVar[WeakSet[BodyFormatter]] = WeakSet()
