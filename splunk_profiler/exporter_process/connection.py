@@ -89,7 +89,8 @@ class ExporterConnection:
         self._messages: list[bytes] = []
         self._has_been_connected = self._is_closed = False
         # Times of the clock: a session that fails at once must not be tried again with each snapshot.
-        self._next_connection_s = self._next_launch_s = self._next_log_s = 0.0
+        self._next_connection_s = self._next_launch_s = 0.0
+        self._next_log_s: dict[str, float] = {}  # by kind of line
         self._pause_s = 0.0
         self._restarts = 0
         self.failure, self.cannot_start = "", False
@@ -162,7 +163,8 @@ class ExporterConnection:
         self._pid = os.getpid()
         self._lock = OwnedLock()  # a lost thread may hold the parent's
         self._generation += 1
-        self._next_connection_s = self._next_launch_s = self._next_log_s = self._pause_s = 0.0
+        self._next_connection_s = self._next_launch_s = self._pause_s = 0.0
+        self._next_log_s.clear()
         self._restarts = self._silences = 0
         self._messages = []
         self._unsent, self._received = bytearray(), bytearray()
@@ -178,7 +180,8 @@ class ExporterConnection:
         limit = MAX_BUFFERED_BYTES // 2 if was_full else MAX_BUFFERED_BYTES
         self._was_full = len(self._unsent) + size > limit
         if self._was_full and not was_full:
-            self._log("the exporter process does not keep up, or is stopped: samples are lost until it has caught up")
+            text = "the exporter process does not keep up, or is stopped: samples are lost until it has caught up"
+            self._log("full", text)
         return not self._was_full
 
     def _open(self) -> bool:
@@ -234,7 +237,8 @@ class ExporterConnection:
             self._launch(listener, self._token)
             if self._has_been_connected:
                 self._restarts += 1
-                self._log(f"the exporter process ended and was started again ({self._restarts} times so far)")
+                text = f"the exporter process ended and was started again ({self._restarts} times so far)"
+                self._log("restart", text)
             self._connect(is_launched=True)
         except OSError as error:
             self.cannot_start = error.errno in _LASTING_ERRNOS
@@ -334,9 +338,10 @@ class ExporterConnection:
 
     def _note_failure(self, reason: str) -> None:
         self.failure = reason
-        self._log(f"the exporter process cannot be reached or started: {reason}")
+        self._log("failure", f"the exporter process cannot be reached or started: {reason}")
 
-    def _log(self, text: str) -> None:
-        if self._clock() >= self._next_log_s:
-            self._next_log_s = self._clock() + _LOG_INTERVAL_S
+    def _log(self, kind: str, text: str) -> None:
+        now = self._clock()
+        if now >= self._next_log_s.get(kind, now):
+            self._next_log_s[kind] = now + _LOG_INTERVAL_S
             logger.warning("%s", text)
