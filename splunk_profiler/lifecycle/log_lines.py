@@ -66,7 +66,7 @@ class LineHandler:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            with suppress(Exception):
+            with suppress(Exception), delaying_forks():  # it has the lock of `sys.stderr`
                 logging.NullHandler().handleError(record)
 
     @contextmanager
