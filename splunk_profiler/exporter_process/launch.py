@@ -180,7 +180,9 @@ def _is_forked_by_process_1() -> bool:
     A daemon, which is the child of process 1 by adoption, has a session of its own.
     """
     flags = read_proc_file("/proc/self/stat").rpartition(")")[2].split()[6:7]
-    return bool(flags) and bool(int(flags[0]) & _FORKED_ONLY) and os.getppid() == 1 and os.getsid(0) == os.getsid(1)
+    with suppress(OSError):  # SELinux may refuse to tell the session of another process
+        return bool(flags) and bool(int(flags[0]) & _FORKED_ONLY) and os.getppid() == 1 and os.getsid(0) == os.getsid(1)
+    return False
 
 
 def _ancestors_of_same_program() -> list[int]:
