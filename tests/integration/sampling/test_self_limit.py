@@ -16,7 +16,7 @@ _SLACK_NS = 200_000_000  # some may be saved, or follow from what was captured e
 
 def _stretched_ms(target: Target) -> int:
     """Wait for the line that says how long the interval has become."""
-    return int(target.find(r"SPLUNK_PROFILER_MAX_OVERHEAD\): it samples every (\d+) ms"))
+    return int(target.find(r"SPLUNK_PROFILER_MAX_OVERHEAD\), .*: it samples every (\d+) ms"))
 
 
 def _used(target: Target, command: str, before: int) -> dict[str, int]:

@@ -87,41 +87,6 @@ def test_cpu_time_is_charged_to_the_sessions_whose_streams_take_it() -> None:
     assert 0 < (shares.take(light) - before_ns) * 500 < shares.take(heavy)
 
 
-def test_session_for_which_no_thread_can_start_ends_without_a_report() -> None:
-    recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
-    recorder.start(to_values(from_env()))
-    fed = StreamSession(1, Shares(lambda: None))
-    usual_bytes = threading.stack_size(1 << 60)  # no address space has room for it
-    try:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            fed.feed(recorder.take())
-        fed.tick()
-        fed.close()
-    finally:
-        threading.stack_size(usual_bytes)
-    assert fed.is_done
-    assert not fed.messages()
-
-
-def test_session_that_no_thread_can_close_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(ScriptedSink, is_known))
-    recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
-    recorder.start(to_values(from_env()))
-    shares = Shares(lambda: None)
-    fed = StreamSession(1, shares)
-    fed.feed(recorder.take())
-    (exporting,) = (thread for thread in threading.enumerate() if thread.name == "splunk-profiler-exporter")
-    usual_bytes = threading.stack_size(1 << 60)
-    try:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            fed.close()
-    finally:
-        threading.stack_size(usual_bytes)
-    assert fed.is_done
-    exporting.join()
-    assert shares.sessions() == []
-
-
 @pytest.mark.parametrize("is_forked_child", [True, False])
 def test_nothing_is_exported_before_the_host_has_said_its_resource(
     is_forked_child: bool, monkeypatch: pytest.MonkeyPatch
