@@ -23,9 +23,12 @@ INTERVAL_MS = 10
 FORMATS = {"text": (1.0, 12), "pprof-gzip-base64": (10.0, 4)}  # default export interval in s, target in us
 
 
-def measure_cpu(seconds: float, step: Callable[[], None]) -> tuple[float, float]:
-    """Measure (CPU, wall) seconds of a stretch in which `step` is called once in each interval."""
+def measure_cpu(seconds: float, step: Callable[[], None] | None) -> tuple[float, float]:
+    """Measure (CPU, wall) seconds of a stretch in which `step` is called once in each interval; None: nothing runs."""
     cpu, wall = whole_cpu_s(), time.perf_counter()
+    if step is None:
+        time.sleep(seconds)
+        return whole_cpu_s() - cpu, time.perf_counter() - wall
     due = wall
     while (now := time.perf_counter()) < wall + seconds:
         step()
@@ -47,7 +50,7 @@ def measure_samples(data_format: str, seconds: float, export_s: float, *, moves:
     """Measure one stretch, between two without the profiler."""
     population = SteppingThreads(THREADS - 1, FRAMES) if moves else BlockedThreads(THREADS - 1, FRAMES)
     with CountingSink() as sink, population:
-        step = population.step if isinstance(population, SteppingThreads) else lambda: None
+        step = population.step if isinstance(population, SteppingThreads) else None
         config = splunk_profiler.Config(
             enabled=True,
             call_stack_interval_ms=INTERVAL_MS,
