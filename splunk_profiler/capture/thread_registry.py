@@ -103,12 +103,13 @@ class ThreadRegistry:
         stat = self._read_stat(native_id) if native_id > 0 else ""
         start_ns = _start_time(stat)
         is_another = start_ns[0] > instant_ns
-        name = shortened(_given_name(known) or "")
+        given = _given_name(known)
+        name = shortened(given or "")
         if not name and not is_another:
             name = self._os_thread_name(native_id, stat)
         start_ns = (0, 0) if is_another else start_ns
         ref = None if known is None else weakref.ref(known)
-        return ThreadInfo(number, ident, native_id, name or f"Thread-{ident:#x}", start_ns, ref)
+        return ThreadInfo(number, ident, native_id, name or f"Thread-{ident:#x}", start_ns, ref, given)
 
     def _os_thread_name(self, native_id: int, stat: str) -> str:
         """Return the operating system's name of a thread; empty if it is only the name of the process."""
