@@ -1,4 +1,4 @@
-"""What walkers and event sources give to capture's recorder, and the periods of captures.
+"""Data that capture's recorder gets from walkers and event sources, and the periods of captures.
 
 The native walker creates these named tuples. Its import fails if it was built for other fields.
 Imports the model only.

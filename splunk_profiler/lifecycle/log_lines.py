@@ -44,7 +44,7 @@ def _file_of(descriptor: int) -> tuple[int, int] | None:
 
 
 class LineHandler:
-    """What the logger calls for each line.
+    """The logger's `handle`, which is called for each line.
 
     Attributes:
         standard_error: to be noted at each start.

@@ -1,4 +1,4 @@
-"""What comes to a database late, or ahead of its time, while the viewer shows it."""
+"""Records and spans that come to a database late, or ahead of their time, while the viewer shows it."""
 
 from __future__ import annotations
 

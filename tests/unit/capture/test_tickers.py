@@ -1,4 +1,4 @@
-"""What both tickers do alike: a ring that loses the oldest, a run until the stop, and their choice."""
+"""Both tickers alike: a ring that loses the oldest, a run until the stop, and their choice."""
 
 from __future__ import annotations
 
