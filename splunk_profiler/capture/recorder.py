@@ -254,6 +254,8 @@ class StreamRecorder:
         return 0
 
     def _labels_number(self, labels: Any, further: Labels = ()) -> int:
+        if labels is None and not further:
+            return 0
         with self._guard.catching():  # nor must its labels
             own = () if labels is None else self._contexts.labels_of(labels)
             return self._writer.labels((*further, *own) if further else own)

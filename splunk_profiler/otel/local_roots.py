@@ -49,11 +49,11 @@ class LocalRootTracker(SpanListener):
             self._guard.note(error)
 
     def span_ref(self, context: Any) -> SpanRef | None:
-        """Return `spans.span_ref` of `context`, with the local root as far as it is known."""
-        ref = spans.span_ref(context)
-        if ref is None:
-            return None
+        """Return what `spans.span_ref` returns, with the local root as far as it is known."""
         span = trace.get_current_span(context)
+        ids = span.get_span_context()
+        if not ids.is_valid:
+            return None
         root = _local_root(span)
         if root is None:
             root_id = self.lookup_published_root(span) or _UNKNOWN_ROOT
@@ -61,7 +61,7 @@ class LocalRootTracker(SpanListener):
         else:
             root_id = root.get_span_context().span_id
             self._keep(root_id, root)
-        return SpanRef(ref.trace_id, ref.span_id, ref.trace_flags, root_id, _name(root))
+        return spans.make_ref(ids, root_id, _name(root))
 
     def _keep(self, root_id: int, root: Any) -> None:
         if root_id not in self._sampled_roots and len(self._sampled_roots) >= _MAX_SAMPLED:

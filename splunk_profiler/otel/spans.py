@@ -22,10 +22,13 @@ SPAN_KEY = propagation._SPAN_KEY  # of the span in a context
 
 def span_ref(context: Any) -> SpanRef | None:
     """Return ids and flags of the current span of `context`, sampled or not; None without a valid span."""
-    span = trace.get_current_span(context).get_span_context()
-    if not span.is_valid:
-        return None
-    return SpanRef(span.trace_id, span.span_id, int(span.trace_flags) & 0xFF)
+    ids = trace.get_current_span(context).get_span_context()
+    return make_ref(ids) if ids.is_valid else None
+
+
+def make_ref(ids: trace.SpanContext, local_root_id: int = 0, endpoint: str = "") -> SpanRef:
+    """Return the reference to the span with these ids."""
+    return SpanRef(ids.trace_id, ids.span_id, int(ids.trace_flags) & 0xFF, local_root_id, endpoint)
 
 
 def trace_id(context: Any) -> int:

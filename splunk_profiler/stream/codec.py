@@ -24,15 +24,18 @@ _PREFIX = Struct("<IB")  # length of the rest, type
 class _Layout(Generic[_T]):
     """The encoding of one type of records."""
 
-    def __init__(self, record_type: type[_T]) -> None:
+    def __init__(self, number: int, record_type: type[_T]) -> None:
         hints = get_type_hints(record_type, include_extras=True)
         names = list(hints)
         codes = [_code(hint) for hint in hints.values()]
         fixed_count = sum(code is not None for code in codes)
         if None in codes[:fixed_count]:
             raise TypeError(f"{record_type.__name__} must have its fields of fixed size first")
+        self._number = number
         self._make = maker(record_type)
-        self._fixed = Struct("<" + "".join(code or "" for code in codes))
+        fixed = "".join(code or "" for code in codes)
+        self._fixed = Struct("<" + fixed)
+        self._prefixed = Struct(_PREFIX.format + fixed)
         self._trace_id = names.index("trace_id") if "trace_id" in names else None
         self._fixed_count = fixed_count
         variable = [_variable(hint) for hint in list(hints.values())[fixed_count:]]
@@ -44,10 +47,12 @@ class _Layout(Generic[_T]):
         at = self._trace_id
         if at is not None:
             fixed = (*fixed[:at], fixed[at].to_bytes(16, "big"), *fixed[at + 1 :])
-        encoded = self._fixed.pack(*fixed)
+        rest = b""
         for encode, value in zip(self._encoders, record[self._fixed_count :], strict=True):
-            encoded += encode(value)
-        return encoded
+            rest += encode(value)
+        size = self._fixed.size + len(rest)
+        check_size(size, type(record))
+        return self._prefixed.pack(size + 1, self._number, *fixed) + rest
 
     def decode(self, data: bytes, position: int, end: int) -> tuple[_T, int]:
         after = _check_end(position + self._fixed.size, end)
@@ -66,19 +71,16 @@ def encode(record: Record) -> bytes:
     Raises:
         StreamError: a number does not fit into its field, or the record is larger than `MAX_RECORD_BYTES`.
     """
-    number = _NUMBERS[type(record)]
     try:
-        body = _LAYOUTS[number - 1].encode(record)
+        return _LAYOUT_OF[type(record)].encode(record)
     except (error, OverflowError) as problem:
         raise StreamError(f"{type(record).__name__} cannot be written: {problem}") from None
-    check_size(body, type(record))
-    return _PREFIX.pack(len(body) + 1, number) + body
 
 
-def check_size(encoded: bytes, record_type: type[Any]) -> None:
-    """Raise `StreamError` if a record is larger than readers take."""
-    if len(encoded) >= MAX_RECORD_BYTES:
-        raise StreamError(f"{record_type.__name__} of {len(encoded)} bytes is larger than a record may be")
+def check_size(size: int, record_type: type[Any]) -> None:
+    """Raise `StreamError` if a record, of `size` bytes, is larger than readers take."""
+    if size >= MAX_RECORD_BYTES:
+        raise StreamError(f"{record_type.__name__} of {size} bytes is larger than a record may be")
 
 
 class RecordDecoder:
@@ -236,5 +238,5 @@ def _decode_numbers(code: str, data: bytes, position: int, end: int) -> tuple[li
     return list(unpack_from(f"<{count}{code}", data, start)), after
 
 
-_LAYOUTS: list[_Layout[Any]] = [_Layout(record_type) for record_type in RECORD_TYPES]
-_NUMBERS = {record_type: number for number, record_type in enumerate(RECORD_TYPES, 1)}
+_LAYOUTS: list[_Layout[Any]] = [_Layout(number, record_type) for number, record_type in enumerate(RECORD_TYPES, 1)]
+_LAYOUT_OF = dict(zip(RECORD_TYPES, _LAYOUTS, strict=True))

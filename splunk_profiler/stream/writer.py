@@ -124,7 +124,7 @@ class StreamWriter:
 
     def write_snapshot(self, encoded: bytes) -> None:
         """Add a `SnapshotRecord` that is encoded already; `StreamError` if it is too large."""
-        check_size(encoded, SnapshotRecord)
+        check_size(len(encoded), SnapshotRecord)
         self._pending += encoded
         self._trim()
 
@@ -198,4 +198,4 @@ class StreamWriter:
 
 def json_object(values: Mapping[str, object]) -> str:
     """Return the text of a field that is a JSON object; values that JSON does not have become texts."""
-    return _JSON.encode(dict(values))
+    return _JSON.encode(dict(values)) if values else "{}"
