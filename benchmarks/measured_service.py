@@ -84,7 +84,9 @@ def exporters_cpu_s(pid: int) -> float:
     return sum(time.clock_gettime((~exporter << 3) | 2) for exporter in find_exporters(pid))  # the kernel's clock of it
 
 
-def exporters_memory_kib(pid: int) -> int:
-    """Return the resident memory of the exporters of a process."""
+def exporters_memory_kib(pid: int) -> tuple[int, int]:
+    """Return the resident memory of the exporters of a process, and how much of it is not of files."""
     status = "".join(Path(f"/proc/{exporter}/status").read_text("utf-8") for exporter in find_exporters(pid))
-    return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    lines = [line.split() for line in status.splitlines()]
+    resident, anonymous = (sum(int(line[1]) for line in lines if line[0] == name) for name in ("VmRSS:", "RssAnon:"))
+    return resident, anonymous

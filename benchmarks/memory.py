@@ -74,7 +74,7 @@ def run_measured_process(profiled: bool, snapshots: int) -> None:
     middle = resident_mib()
     time.sleep(half)
     figures = {"end": resident_mib(), "middle": middle, "most": resident_mib("VmHWM")}
-    print(json.dumps(figures | {"exporter": exporters_memory_kib(os.getpid()) / 1024}), flush=True)
+    print(json.dumps(figures | {"exporter": exporters_memory_kib(os.getpid())[0] / 1024}), flush=True)
     splunk_profiler.stop(0.1)
     os._exit(0)  # a shutdown of the provider would wait for seconds while the SDK retries
 

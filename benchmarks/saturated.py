@@ -106,7 +106,7 @@ class Seen:
     started: dict[str, Any]
     stretch: dict[str, Any]
     exporter_cpu_s: float
-    exporter_kib: int
+    exporter_kib: tuple[int, int]  # all, and what is not of files
     memory: tuple[dict[str, Any], dict[str, Any]]  # with the profiler, without
     running_s: float
     ended: dict[str, Any]
@@ -212,8 +212,9 @@ def figures(case: Case, seen: Seen) -> Iterator[tuple[str, float, str, dict[str,
         "MiB",
         {"without": round(without["memory_kib"] / 1024, 1)},
     )
-    if seen.exporter_kib:
-        yield ("memory of the exporter", seen.exporter_kib / 1024, "MiB", {})
+    resident, anonymous = seen.exporter_kib
+    if resident:
+        yield ("memory of the exporter", resident / 1024, "MiB", {"not of files": round(anonymous / 1024, 1)})
     threads = with_profiler["threads"] - without["threads"]
     yield ("threads added to the service", threads, "threads", {"of_python": with_profiler["thread_names"]})
     yield ("modules of gRPC in the service", with_profiler["grpc_modules"], "modules", {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import sys
 from _thread import allocate_lock
@@ -26,8 +27,9 @@ VARIABLE = "_SPLUNK_PROFILER_EXPORTER"  # JSON that `launch` makes
 COMMAND_NAME = "splunk-exporter"  # the kernel keeps 15 characters
 _LISTENER = 3
 _GC_THRESHOLD = 50_000  # records that wait are no garbage: by default, to visit them took a sixth of the CPU for text
-# What gRPC, protobuf and the reading of errors import, and hardly ever use here: a quarter of the CPU time of a start.
-_POSTPONED = ("asyncio", "grpc.aio", "google.protobuf.internal.python_message", "ssl")
+# What gRPC, protobuf and the reading of errors and packages import, and hardly ever use here: a quarter of the CPU time
+# of a start.
+_POSTPONED = ("asyncio", "grpc.aio", "google.protobuf.internal.python_message", "ssl", "zipfile")
 _REPLACING = allocate_lock()
 
 
@@ -57,6 +59,7 @@ def main() -> None:
 
     listener = socket.socket(fileno=_LISTENER)
     listener.set_inheritable(False)
+    logging.logAsyncioTasks = False  # type: ignore[attr-defined]  # from 3.12 on; a line would load asyncio
     sys.modules.update({name: PostponedModule(name) for name in _POSTPONED})
     from splunk_profiler.exporter_process.server import Server  # noqa: PLC0415  # the path was not there before
 

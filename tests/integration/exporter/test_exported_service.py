@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from certificates import CertificateFiles
 from exporter_processes import exporters_with_variable, find_exporters, wait_for_end
+from free_ports import find_free_ports
 from pid_namespace import NAMESPACE, process_1, skip_without_namespace
 from receiver_process import Receiver
 from target_process import TESTS, Target, profiling_settings
@@ -95,6 +96,16 @@ def test_exporter_that_works_goes_last_and_has_loaded_only_what_it_uses() -> Non
         loaded = Path(f"/proc/{exporter}/maps").read_text("utf-8")
         assert "cygrpc" in loaded
         assert not [name for name in ("_asyncio.", "_ssl.", "_hashlib.", "libcrypto") if name in loaded]
+
+
+def test_exporter_that_writes_a_log_line_loads_nothing_for_it() -> None:
+    (port,) = find_free_ports(1)
+    with _service(f"http://127.0.0.1:{port}") as target:
+        target.line("profiling records are not delivered")
+        (exporter,) = find_exporters(target.pid)
+        assert "_asyncio." not in Path(f"/proc/{exporter}/maps").read_text("utf-8")
+        target.tell("stop")
+        assert target.finish() == 0, target.output
 
 
 def test_killed_exporter_is_started_again_and_records_go_on() -> None:
