@@ -325,6 +325,18 @@ function fillLinks() {
   }
 }
 
+// Draws all pictures again, for what is not told with a size or with new data.
+function redraw() {
+  for (const each of [graph, callers]) each.draw();
+  if (timeline) drawTimeline();
+}
+
+// Draws anew when a pixel of the page is another number of the screen's: on another screen, or zoomed.
+function listenToScreen() {
+  const changed = () => { redraw(); listenToScreen(); };
+  matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener("change", changed, { once: true });
+}
+
 function listen() {
   const changes = (id, name) => byId(id).addEventListener("change", (event) => { set({ [name]: event.target.value }); show(); });
   for (const [id, name] of [["value", "value"], ["by", "by"], ["scale", "compare"]]) changes(id, name);
@@ -352,10 +364,8 @@ function listen() {
     byId("search").focus();
   });
   addEventListener("hashchange", () => { state = readState(); show(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    for (const each of [graph, callers]) each.draw();
-    if (timeline) drawTimeline();
-  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  listenToScreen();
   listenToTimeline();
   listenToTrace();
 }

@@ -85,6 +85,18 @@ def test_large_numbers_have_digits_and_the_unit_they_round_to(page: Page, addres
     assert page.value("change(50000, 3, 'count')") == "+1,666,567 %, was 3"
 
 
+@pytest.mark.parametrize("view", ["flame", "sandwich"])
+def test_pictures_are_sharp_after_each_move_to_another_screen(page: Page, address: str, view: str) -> None:
+    page.open(f"{address}#{VIEWS[view]}")
+    canvases = "[byId('timeline'), graph.canvas, callers.canvas].filter((each) => each.checkVisibility())"
+    for height, ratio in ((861, 2), (860, 1.5), (861, 1)):  # without another size the browser does not tell
+        page.do(
+            "Emulation.setDeviceMetricsOverride", width=1280, height=height, deviceScaleFactor=ratio, mobile=False
+        )
+        page.wait(f"devicePixelRatio === {ratio}")
+        page.wait(f"{canvases}.every((each) => each.width === Math.round(each.clientWidth * {ratio}))")
+
+
 def test_times_have_the_readers_days_and_zone(page: Page, address: str) -> None:
     selection = f"since={START_NS - 86_400 * 10**9}&until={START_NS}"
     for zone, expected in {
