@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ class Answers:
     def __init__(self, live: Source) -> None:
         self._live = live
         self._lock = threading.Lock()
+        self._pages = 0  # that are being made
 
     def overview(self) -> dict[str, Any]:
         """Return the values that there are, the time, and what was read."""
@@ -90,7 +91,7 @@ class Answers:
             recording = self._refreshed()
             weights, before = self._compared(selection, baseline)
             place = None if function is None else recording.find_function(*function)
-            return _flame(recording, weights, inverted, before, place)
+            return {**_flame(recording, weights, inverted, before, place), "version": self._live.version}
 
     def top(
         self,
@@ -116,7 +117,7 @@ class Answers:
             gone = [row for row in rows if not row.total]
             shown = _shown(recording, gone if only_gone else rows, search, is_compared=before is not None)
             of_gone = len(gone), round(sum(row.own_before for row in gone))
-            return {"total": round(weights.sum()), **shown, "gone": of_gone}
+            return {"total": round(weights.sum()), **shown, "gone": of_gone, "version": self._live.version}
 
     def facets(self, selection: Selection, facet: str = "", search: str = "") -> dict[str, Any]:
         """Return by facet the heaviest `facets`, each a value and its weight, and how many `more` values there are.
@@ -144,6 +145,7 @@ class Answers:
             return {
                 "facets": {name: found[name].values for name in names},
                 "more": {name: found[name].more for name in names},
+                "version": self._live.version,
             }
 
     def timeline(self, selection: Selection, facet: str) -> dict[str, Any]:
@@ -151,7 +153,8 @@ class Answers:
         with self._lock:
             self._refreshed()
             line = self._live.recording_of(selection.of_whole_time()).timeline(selection, facet, _BUCKETS)
-            return {"start": str(line.start_ns), "step": str(line.step_ns), "series": line.series}
+            times = {"start": str(line.start_ns), "step": str(line.step_ns)}
+            return {**times, "series": line.series, "version": self._live.version}
 
     def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
         """Return the lines of a function with their weights, and as `total` that of all stacks that have it.
@@ -165,6 +168,7 @@ class Answers:
             place = recording.find_function(*function)
             weights = line_weights(recording.stacks, of_stacks, place)
             having, _, _ = recording.stacks.built().parts_of(place, False, of_stacks != 0)
+            version = self._live.version
         texts = _read_source(Path(function[1])) if place >= 0 else []
         numbers = [number for number in weights if number > 0]
         if texts and numbers:
@@ -174,7 +178,8 @@ class Answers:
             [number, texts[number - 1] if number <= len(texts) else "", *weights.get(number, (0, 0))]
             for number in numbers
         ]
-        return {"total": round(of_stacks[having].sum()), "isFound": bool(texts), "rows": rows}
+        total = round(of_stacks[having].sum())
+        return {"total": total, "isFound": bool(texts), "rows": rows, "version": version}
 
     def trace(self, selection: Selection, trace: str) -> dict[str, Any]:
         """Return the spans of a trace, children below their parents, and what was sampled in each.
@@ -187,7 +192,7 @@ class Answers:
             self._refreshed()
             rows = span_tree(self._live.spans_of(trace))
             recording = self._live.recording_of(whole)
-            weights, note = recording.span_weights(whole), recording.note
+            weights, note, version = recording.span_weights(whole), recording.note, self._live.version
         start_ns = min((row.span.start_ns for row in rows), default=0)
         end_ns = max((row.span.end_ns for row in rows), default=0)
         shown = [
@@ -204,7 +209,8 @@ class Answers:
             for depth, span in rows[:_MAX_SPANS]
         ]
         rest = sum(weights.values())
-        return {"spans": len(rows), "rows": shown, "duration": end_ns - start_ns, "rest": rest, "note": note}
+        about = {"spans": len(rows), "duration": end_ns - start_ns, "rest": rest, "note": note, "version": version}
+        return {**about, "rows": shown}
 
     def page(
         self,
@@ -215,6 +221,8 @@ class Answers:
     ) -> bytes:
         """Return one file for a browser with all answers on a selection, for each value.
 
+        Nothing is read meanwhile, also not for others: all are about the same data.
+
         Args:
             selection: of which samples; with one trace its spans are there as well.
             baseline: what it is compared with.
@@ -224,25 +232,26 @@ class Answers:
         Raises:
             ValueError: as for `flame`.
         """
-        overview = self.overview()
-        values = {}
-        for name in (each["name"] for each in overview["values"]):
-            chosen = replace(selection, value=name)
-            before = None if baseline is None else baseline._replace(selection=replace(baseline.selection, value=name))
-            answers: dict[str, Any] = {
-                "flame": self.flame(chosen, False, before, function),
-                "inverted": self.flame(chosen, True, before, function),
-                "top": {sort: self.top(chosen, "", before, by_total=sort == "total") for sort in ("own", "total")},
-                "facets": self.facets(chosen),
-                "timeline": {facet: self.timeline(chosen, facet) for facet in overview["facets"]},
-            }
-            if function is not None:
-                answers["source"] = self.source(chosen, function)
-            if len(traces := selection.filters.get(TRACE, ())) == 1:
-                answers["trace"] = self.trace(chosen, next(iter(traces)))
-            if function is not None and ("trace" in answers or ("view", "trace") in state):
-                answers["all"] = self.flame(chosen, False, before)  # that view has the stacks of all functions
-            values[name] = answers
+        with self._unchanged():
+            overview = self.overview()
+            values = {}
+            for name in (each["name"] for each in overview["values"]):
+                chosen = replace(selection, value=name)
+                before = baseline and baseline._replace(selection=replace(baseline.selection, value=name))
+                answers: dict[str, Any] = {
+                    "flame": self.flame(chosen, False, before, function),
+                    "inverted": self.flame(chosen, True, before, function),
+                    "top": {sort: self.top(chosen, "", before, by_total=sort == "total") for sort in ("own", "total")},
+                    "facets": self.facets(chosen),
+                    "timeline": {facet: self.timeline(chosen, facet) for facet in overview["facets"]},
+                }
+                if function is not None:
+                    answers["source"] = self.source(chosen, function)
+                if len(traces := selection.filters.get(TRACE, ())) == 1:
+                    answers["trace"] = self.trace(chosen, next(iter(traces)))
+                if function is not None and ("trace" in answers or ("view", "trace") in state):
+                    answers["all"] = self.flame(chosen, False, before)  # that view has the stacks of all functions
+                values[name] = answers
         data = {"overview": overview, "state": list(state) or [("value", selection.value)], "values": values}
         return exports.html(data).encode(errors="replace")
 
@@ -305,8 +314,21 @@ class Answers:
             raise ValueError(f"there is no comparison by {baseline.by}: it is time, share or requests")
         return weights, _Before(before, scale)
 
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Read nothing in the block, also not on other threads."""
+        with self._lock:
+            self._refreshed()
+            self._pages += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pages -= 1
+
     def _refreshed(self) -> Recording:
-        self._live.refresh()
+        if not self._pages:
+            self._live.refresh()
         return self._live.recording
 
 

@@ -84,7 +84,6 @@ async function ask(what, more = new URLSearchParams()) {
   if (what === "timeline") for (const name of ["since", "until"]) query.delete(name); // it is of the whole time
   const address = `api/${what}?${query}`;
   if (kept.has(address)) return kept.get(address);
-  const version = overview?.version;
   const { signal } = asking;
   const answer = await fetch(address, { signal }).catch(() => {
     signal.throwIfAborted();
@@ -100,7 +99,7 @@ async function ask(what, more = new URLSearchParams()) {
   }
   if (kept.size > 100) kept.clear();
   const isOfAll = what === "timeline" || what === "facets";
-  if (isOfAll && version === overview?.version) kept.set(address, content); // not a late one about older data
+  if (isOfAll && content.version === overview.version) kept.set(address, content); // not a late one about older data
   return content;
 }
 
@@ -123,6 +122,13 @@ function askShown() {
 // Asks for the view, and in that of a trace for its spans.
 function askView() {
   return Promise.all([askShown(), view() === "trace" ? askTrace() : null]);
+}
+
+// The answers of a view; they are asked for again if one is about older data than another: more came between the two.
+async function askAgainIfOlder(answers) {
+  const [shown, trace] = await answers, parts = [shown, shown.callers, trace].filter(Boolean);
+  const newest = Math.max(...[overview, ...parts].map(({ version }) => version));
+  return parts.some(({ version }) => version < newest) ? askView() : [shown, trace];
 }
 
 // Asks what is gone in a comparison; the table says so by itself.
@@ -177,7 +183,7 @@ async function show() {
 
 async function showAll(question) {
   const before = overview?.version, valueBefore = overview && value();
-  const all = ask("overview"); // first: of what comes between the two, the view must not be the older one
+  const all = ask("overview");
   const early = valueBefore ? askView() : null; // the overview rarely changes what is asked
   early?.catch(() => null);
   const found = await all;
@@ -198,7 +204,7 @@ async function showAll(question) {
   }
   // At first all parts come together, since they move what is below them, also if one of them fails.
   // All else is asked for when the view's answer is here, also if that failed: the server would be slower to send it.
-  const shown = value() === valueBefore ? early : askView();
+  const shown = askAgainIfOlder(value() === valueBefore ? early : askView());
   const askLater = (askIt) => shown.catch(() => null).then(() => question === asked && askIt());
   const parts = [
     [shown, (content) => {

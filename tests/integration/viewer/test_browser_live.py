@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from browser import Page
 from profile_factory import record_body, small_profile
-from saved_samples import append, profile_line, sample_line
+from saved_samples import TRACE, append, profile_line, sample_line, span_line
 from viewer_page import IN_BROWSER, act, click_frame, names_in, serve, shown, shown_on
 
 from splunk_profiler.viewer.profile_messages import decode_body
@@ -286,26 +286,30 @@ def test_a_late_answer_about_older_data_is_not_given_again(page: Page, growing: 
         assert "billing" in shown(page, "#facets")
 
 
-def test_data_that_comes_between_two_answers_is_in_the_graph(page: Page, growing: Path) -> None:
+@pytest.mark.parametrize("late", ["overview", "top", "trace"])
+def test_data_that_comes_between_two_answers_is_in_the_view(page: Page, growing: Path, late: str) -> None:
+    append(growing, span_line("GET /search"))
     with shown_on(page, growing) as address:
-        page.open(address)
+        page.open(f"{address}#view={'trace' if late == 'trace' else 'top'}&f.trace={TRACE}")
         page.value(
             """byId("follow").checked = false;
             globalThis.answered = 0;
-            const askOnce = globalThis.fetch, begun = [];
+            const askOnce = globalThis.fetch;
             globalThis.fetch = async (...all) => {
-                if (begun.push(all[0]) === 2) await new Promise((come) => { globalThis.goOn = come; });
+                const isLate = all[0].startsWith("api/LATE?") && !globalThis.goOn;
+                if (isLate) await new Promise((come) => { globalThis.goOn = come; });
                 const answer = await askOnce(...all);
                 answered += 1;
                 return answer;
             };
             show();
-            0"""
+            0""".replace("LATE", late)
         )
-        page.wait("answered === 1 && globalThis.goOn")
+        page.wait(f"answered === {2 if late == 'trace' else 1} && globalThis.goOn")
         append(growing, sample_line(*PAY))
         act(page, "goOn()")
         assert shown(page, "#total") == "3.00 s"
+        assert late != "trace" or "3.00 s" in shown(page, "#spans")
 
 
 def test_a_question_cancels_the_one_before_and_letters_are_one(page: Page, address: str) -> None:

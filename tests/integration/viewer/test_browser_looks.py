@@ -90,9 +90,7 @@ def test_pictures_are_sharp_after_each_move_to_another_screen(page: Page, addres
     page.open(f"{address}#{VIEWS[view]}")
     canvases = "[byId('timeline'), graph.canvas, callers.canvas].filter((each) => each.checkVisibility())"
     for height, ratio in ((861, 2), (860, 1.5), (861, 1)):  # without another size the browser does not tell
-        page.do(
-            "Emulation.setDeviceMetricsOverride", width=1280, height=height, deviceScaleFactor=ratio, mobile=False
-        )
+        page.do("Emulation.setDeviceMetricsOverride", width=1280, height=height, deviceScaleFactor=ratio, mobile=False)
         page.wait(f"devicePixelRatio === {ratio}")
         page.wait(f"{canvases}.every((each) => each.width === Math.round(each.clientWidth * {ratio}))")
 

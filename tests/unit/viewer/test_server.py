@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import socket
 import struct
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.exports import PAGE_FILES
 from splunk_profiler.viewer.live_files import LiveFiles
+from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.profile_messages import ProfileDecoder
 from splunk_profiler.viewer.server import listen, make_app, own_origins
 
@@ -110,7 +112,7 @@ def test_a_facet_and_a_text_to_search_are_in_the_query(client: TestClient) -> No
     assert whole["facets"].keys() == whole["more"].keys() > {"service", "trace"}
     assert set(whole["more"].values()) == {0}
     found = get(client, "/api/facets?value=samples&f.service=shop&facet=service&search=BILL")
-    assert found == {"facets": {"service": [["billing", 1]]}, "more": {"service": 0}}
+    assert (found["facets"], found["more"]) == ({"service": [["billing", 1]]}, {"service": 0})
     assert get(client, f"/api/facets?value=samples&facet=trace&search={TRACE}")["facets"]["trace"] == [[TRACE, 2]]
     assert client.get("/api/facets?value=samples&facet=colour").json() == {"error": "there is no facet colour"}
 
@@ -157,16 +159,11 @@ def test_a_trace_has_its_spans_and_what_was_sampled_in_each(client: TestClient, 
     append(tmp_path / "traces.jsonl", span_line("rank", SPAN, parent=root, times_ns=(20, 40)))
     append(tmp_path / "logs.jsonl", sample_line(span="bbbbbbbbbbbbbbbb"))
     answer = get(client, f"/api/trace?value=samples&f.span_id={SPAN}&trace={TRACE}")  # all rows keep their weights
-    assert answer == {
-        "spans": 2,
-        "duration": 40,
-        "rest": 1,
-        "note": "",
-        "rows": [
-            [root, 0, "GET /", "unknown service", 0, 40, 0, ["q83vEg=="]],
-            [SPAN, 1, "rank", "unknown service", 10, 20, 2, []],
-        ],
-    }
+    assert [answer[name] for name in ("spans", "duration", "rest", "note")] == [2, 40, 1, ""]
+    assert answer["rows"] == [
+        [root, 0, "GET /", "unknown service", 0, 40, 0, ["q83vEg=="]],
+        [SPAN, 1, "rank", "unknown service", 10, 20, 2, []],
+    ]
     assert get(client, f"/api/flame?value=samples&f.trace={TRACE}&f.span_id={SPAN}")["total"] == 2
     assert get(client, "/api/trace?value=samples&trace=0")["rows"] == []
 
@@ -236,6 +233,38 @@ def test_what_is_added_is_in_the_next_answer(client: TestClient, tmp_path: Path)
     after = get(client, "/api/overview")
     assert (before["samples"], after["samples"]) == (2, 3)
     assert before["version"] != after["version"]
+
+
+@pytest.mark.parametrize(
+    "path", ["flame?", "top?", "facets?", "timeline?", "source?function=f&", f"trace?trace={TRACE}&"]
+)
+def test_each_answer_says_which_state_of_the_data_it_is_of(client: TestClient, tmp_path: Path, path: str) -> None:
+    before = get(client, "/api/overview")["version"]
+    assert get(client, f"/api/{path}value=samples")["version"] == before
+    append(tmp_path / "logs.jsonl", sample_line())
+    after = get(client, f"/api/{path}value=samples")["version"]
+    assert get(client, "/api/overview")["version"] == after > before
+
+
+class Growing(LiveFiles):
+    """Files that get another sample before each answer."""
+
+    def refresh(self) -> None:
+        append(self.path / "logs.jsonl", sample_line())
+        super().refresh()
+
+
+def test_a_saved_page_is_of_one_state_of_the_data(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").touch()
+    answers = Answers(Growing(tmp_path))
+    page = answers.page(Selection("samples")).decode()
+    saved = json.loads(re.findall('<script type="application/json" id="saved">(.*)</script>', page)[0])
+    of_samples = saved["values"]["samples"]
+    assert [of_samples[name]["total"] for name in ("flame", "inverted")] == [1, 1]
+    parts = [of_samples[name] for name in ("flame", "inverted", "facets")]
+    parts += [*of_samples["top"].values(), *of_samples["timeline"].values()]
+    assert {each["version"] for each in parts} == {saved["overview"]["version"]}
+    assert [answers.overview()["samples"] for _ in range(2)] == [2, 3]
 
 
 @pytest.mark.parametrize("follows", [True, False])
