@@ -270,7 +270,7 @@ class ClickHouse(Source):
             if found and found.unnamed_since_ns is not None:
                 reading.unnamed.append((reader, period._replace(since_ns=found.unnamed_since_ns)))
             elif found:
-                reading.nameless.append((reader, period))
+                self._wait_for_spans(reading, reader, period)
         reading.until_ns = period.until_ns
         return any(answers)
 
@@ -288,7 +288,14 @@ class ClickHouse(Source):
                     ids=",".join(ids[first : first + _MAX_IDS]),
                 )
                 reader.name_spans({(trace, span): name for trace, span, name in rows})
-            reading.nameless.append(reading.unnamed.pop())
+            reading.unnamed.pop()
+            self._wait_for_spans(reading, reader, period)
+
+    def _wait_for_spans(self, reading: _Reading, reader: RecordReader, period: Period) -> None:
+        """Keep of a reader that has read all what the names of spans are put in by, if any can still come."""
+        if self._span_columns and reader.nameless():
+            reader.release()
+            reading.nameless.append((reader, period))
 
     def _name_late_spans(self, reading: _Reading) -> None:
         """Put names into samples whose spans were open at the end of what has been read: these come when they end.
@@ -301,7 +308,7 @@ class ClickHouse(Source):
         reading.asked_ns = now_ns
         youngest_ns = now_ns - SPANS_BEFORE_NS
         reading.nameless = [each for each in reading.nameless if each[0].nameless() and each[1].until_ns > youngest_ns]
-        if not reading.nameless or not self._span_columns:
+        if not reading.nameless:
             return
         rows = self._client.rows(
             f"SELECT TraceId, SpanId, SpanName FROM {SPANS} WHERE {between('Timestamp')}"

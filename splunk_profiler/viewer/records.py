@@ -159,6 +159,11 @@ class RecordReader:
         """Return a view of the spans of samples that have not been read."""
         return self._nameless.keys()
 
+    def release(self) -> None:
+        """Forget what only reading needs; samples without the name of their span can still get it."""
+        self._stacks.clear()
+        self.span_names.clear()
+
     def add_message(self, sender: Sender, message: Any) -> None:
         """Read a profile.
 

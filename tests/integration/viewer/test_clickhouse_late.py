@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from saved_samples import TRACE, profile_line, sample_line, span_line
 from splunk_profiler.viewer.clickhouse import ClickHouse
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.recording import Recording
+from splunk_profiler.viewer.records import RecordReader, Stack
 
 SECOND_NS = 10**9
 SAMPLES = Selection("samples")
@@ -93,6 +95,21 @@ def test_a_stretch_that_waits_for_spans_asks_again_only_after_a_while(
         later_ns = time.time_ns() + 5 * SECOND_NS
         monkeypatch.setattr(time, "time_ns", lambda: later_ns)
         assert spans_in(shown.recording_of(stretch)) == {"job"}
+
+
+@pytest.mark.parametrize("with_traces", [True, False])
+def test_readers_that_wait_for_spans_keep_no_stacks(database: Database, with_traces: bool) -> None:
+    gc.collect()
+    before = {id(each) for each in gc.get_objects() if isinstance(each, Stack | RecordReader)}
+    time_ns = seconds_ago(600)
+    database.make_tables("by_timestamp_time", with_traces=with_traces)
+    database.insert(sample_line(f"shop.step_{number}(/srv/shop.py:1)", time_ns=time_ns) for number in range(100))
+    shown = ClickHouse(database.address, database.environment, refresh_ns=0)
+    shown.recording_of(replace(SAMPLES, since_ns=time_ns, until_ns=time_ns + SECOND_NS))
+    gc.collect()
+    kept = [each for each in gc.get_objects() if isinstance(each, Stack | RecordReader) and id(each) not in before]
+    assert not [each for each in kept if isinstance(each, Stack)]
+    assert len(kept) == (2 if with_traces else 0)  # of the whole and of the stretch, while spans may come
 
 
 def test_profiles_of_the_usual_interval_are_read_once_at_the_start(database: Database) -> None:
