@@ -31,7 +31,7 @@ from splunk_profiler.viewer.clickhouse_tables import (
     one_of,
 )
 from splunk_profiler.viewer.columns import is_span_key
-from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, MINUTE_NS, NEVER_NS, TRACE, Selection, Span
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, NEVER_NS, TRACE, Selection, Span
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import HOST_STACKS, UNKNOWN_SERVICE, VERSION, RecordReader
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a table, without quotes
 _LAG_NS = 30 * 10**9  # records come so much later than their time
 # A profile has the time of its beginning: what it is longer than usual it comes later. By default it lasts 10 s, and up
 # to the next snapshot.
-_USUAL_PROFILE_NS, _MAX_PROFILE_NS = 15 * 10**9, 10 * MINUTE_NS
+_USUAL_PROFILE_NS = 15 * 10**9
 _REFRESH_NS = 5 * 10**9
 _MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
 _MAX_SPANS = 100_000  # of a trace
@@ -62,6 +62,7 @@ class _Reading:
         unnamed: readers of samples of a period, without names of spans.
         nameless: readers of those whose spans were asked for; some of these may come later.
         asked_ns: when these were asked for last.
+        lengths: times of reading, and the longest profiles that were read then, while others may be as long.
     """
 
     part: Part
@@ -73,12 +74,14 @@ class _Reading:
     unnamed: list[tuple[RecordReader, Period]] = field(default_factory=list)
     nameless: list[tuple[RecordReader, Period]] = field(default_factory=list)
     asked_ns: int = 0
+    lengths: list[tuple[int, int]] = field(default_factory=list)
 
 
 class ClickHouse(Source):
     """Some hours of a database, up to `until_ns` or else to its newest record; new ones are added after half a minute.
 
-    Profiles of more than 15 seconds come later by what they are longer, and all wait for them, up to ten minutes.
+    Profiles of more than 15 seconds come later by what they are longer. All wait for them, but not for one that is too
+    long, nor when none was read for twice that time.
 
     Raises:
         SourceError: the database cannot be asked, or has no records; or there is no such table of samples.
@@ -154,9 +157,12 @@ class ClickHouse(Source):
         self.remark = self._reach
         if self._all.left_out:
             self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
-        self._name_spans(self._all)
-        longest_ns = min(self.recording.longest_ns(), _MAX_PROFILE_NS)
+        longest_ns = max((length_ns for _, length_ns in self._all.lengths), default=0)
         self._late_ns = max(0, longest_ns - _USUAL_PROFILE_NS)
+        if self._late_ns and self.follows:
+            late, longest = (each_ns // 10**9 for each_ns in (self._late_ns, longest_ns))
+            self.remark += f" New records come {late} s later than usual: a profile was as long as {longest} s."
+        self._name_spans(self._all)
 
     def recording_of(self, selection: Selection) -> Recording:
         """Return the recording that has all of a selection; the database is asked for what has not been read.
@@ -262,9 +268,12 @@ class ClickHouse(Source):
         if period.until_ns <= period.since_ns:
             return False
         answers = self._table.ask(reading.part, period)
+        now_ns = time.time_ns()
+        reading.lengths = [each for each in reading.lengths if each[0] + 2 * each[1] > now_ns]
         for found in answers:
             reader = RecordReader(reading.recording)
             reading.has_all_ids &= found.add_to(reader)
+            reading.lengths.append((now_ns, reader.longest_ns))
             reading.unread += reader.unread
             reading.left_out += found.left_out
             if found and found.unnamed_since_ns is not None:

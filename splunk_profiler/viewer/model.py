@@ -16,6 +16,7 @@ MINUTE_NS = 60_000_000_000
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
 NEVER_NS = (1 << 63) - 1
+LONG_PROFILE_NS = 11 * MINUTE_NS  # more than SPLUNK_PROFILER_EXPORT_INTERVAL can be: a process was stopped in it
 
 
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")

@@ -17,6 +17,8 @@ from splunk_profiler.viewer.latest_answers import LatestAnswers
 from splunk_profiler.viewer.model import (
     FACETS,
     LABEL,
+    LONG_PROFILE_NS,
+    MINUTE_NS,
     OTHER_TRACES,
     SPAN_ID,
     TRACE,
@@ -122,9 +124,11 @@ class Recording:
         return self._last_labels.get(self.columns(), len(self.facets), rank) if self.labels else []
 
     def remarks(self) -> list[str]:
-        """Return what is not shown."""
-        more = len(self._ranked_labels()) - _MAX_LABELS
-        return [f"{more} labels are not among the filters: they are on the fewest samples."] if more > 0 else []
+        """Return what is not shown, or not where it was."""
+        more, longest_ns = len(self._ranked_labels()) - _MAX_LABELS, self.longest_ns()
+        long = f"A profile is as long as {longest_ns // MINUTE_NS:,} minutes: all its samples are at its start."
+        labels = f"{more} labels are not among the filters: they are on the fewest samples."
+        return [long] * (longest_ns > LONG_PROFILE_NS) + [labels] * (more > 0)
 
     def add(self, sample: Sample) -> Place:
         """Add a sample; its values must be in `units`."""
@@ -236,7 +240,7 @@ class Recording:
         self._check_facets({facet})
         start_ns, end_ns = self.period_ns()
         whole_ns = end_ns - start_ns
-        step_ns = max(1, -(-whole_ns // buckets), min(self.longest_ns(), whole_ns))
+        step_ns = max(1, -(-whole_ns // buckets), min(self.longest_ns(), whole_ns, LONG_PROFILE_NS))
         buckets = min(buckets, -(-whole_ns // step_ns)) or 1
         whole = selection.of_whole_time()
         sums = (

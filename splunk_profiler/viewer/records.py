@@ -13,7 +13,7 @@ from collections.abc import KeysView, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from splunk_profiler.viewer.dumps import Dump, parse
-from splunk_profiler.viewer.model import UNKNOWN_SPAN, Facets, Sample, Span, SpanKey, name_value
+from splunk_profiler.viewer.model import LONG_PROFILE_NS, UNKNOWN_SPAN, Facets, Sample, Span, SpanKey, name_value
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -114,13 +114,14 @@ class RecordReader:
 
     Attributes:
         unread: records of the profiling scope, spans and requests that could not be read.
+        longest_ns: of the profiles that have been read, without those that are too long.
         span_names: names of all spans that have come.
     """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         recording.units.update(_TEXT_UNITS)
-        self.unread = 0
+        self.unread = self.longest_ns = 0
         self._stacks: dict[bytes, Stack] = {}  # by the digest of their text
         self.span_names: dict[SpanKey, str] = {}
         self._nameless: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
@@ -179,6 +180,8 @@ class RecordReader:
             samples = self._sum_samples(message, texts, values)
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
+        if message.duration_nanos <= LONG_PROFILE_NS:
+            self.longest_ns = max(self.longest_ns, message.duration_nanos)
         if any(name.startswith(IN_USE) for name in values):
             self.recording.note_heap(sender.process, time_ns, message.duration_nanos)
         for (stack, labels), (leaf, weights) in samples.items():

@@ -25,6 +25,11 @@ def seconds_ago(seconds: float) -> int:
     return time.time_ns() - int(seconds * SECOND_NS)
 
 
+def insert_profile(database: Database, time_ns: int, seconds: int) -> None:
+    profile = replace(small_profile(), time_ns=time_ns, duration_ns=seconds * SECOND_NS)
+    database.insert([profile_line(record_body(profile), time_ns=time_ns)])
+
+
 def spans_in(recording: Recording) -> set[str]:
     return {name for name, _ in recording.facet_values(SAMPLES)["span"].values}
 
@@ -128,15 +133,36 @@ def test_profiles_of_the_usual_interval_are_read_once_at_the_start(database: Dat
 def test_profiles_of_a_minute_are_waited_for_until_they_end(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def insert(time_ns: int) -> None:
-        profile = replace(small_profile(), time_ns=time_ns, duration_ns=60 * SECOND_NS)
-        database.insert([profile_line(record_body(profile), time_ns=time_ns)])
-
     now_ns = time.time_ns()
     database.make_tables("by_timestamp_time")
-    insert(now_ns - 600 * SECOND_NS)
+    insert_profile(database, now_ns - 600 * SECOND_NS, seconds=60)
     shown = ClickHouse(database.address, database.environment, refresh_ns=0)
-    insert(now_ns - 60 * SECOND_NS)
+    insert_profile(database, now_ns - 60 * SECOND_NS, seconds=60)
     monkeypatch.setattr(time, "time_ns", lambda: now_ns + 30 * SECOND_NS)
     shown.refresh()
     assert shown.recording.weights(SAMPLES).sum() == 2 * 1000
+
+
+def test_one_long_profile_delays_others_for_a_while_which_is_said(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = time.time_ns()
+    database.make_tables("by_timestamp_time")
+    insert_profile(database, now_ns - 1200 * SECOND_NS, seconds=600)
+    shown = ClickHouse(database.address, database.environment, refresh_ns=0)
+    assert "New records come 585 s later than usual: a profile was as long as 600 s." in shown.note
+    database.insert([sample_line(time_ns=now_ns + 1200 * SECOND_NS)])
+    for minutes, count in ((10, 1000), (21, 1000), (21, 1001)):  # told by one reading for the next
+        monkeypatch.setattr(time, "time_ns", lambda passed=minutes: now_ns + passed * 60 * SECOND_NS)
+        shown.refresh()
+        assert shown.recording.weights(SAMPLES).sum() == count
+    assert "later than usual" not in shown.note
+
+
+def test_a_profile_that_is_too_long_delays_nothing_and_is_said(database: Database) -> None:
+    database.make_tables("by_timestamp_time")
+    insert_profile(database, seconds_ago(1200), seconds=3600)
+    database.insert([sample_line(time_ns=seconds_ago(60))])
+    shown = ClickHouse(database.address, database.environment)
+    assert shown.recording.weights(SAMPLES).sum() == 1001
+    assert "A profile is as long as 60 minutes: all its samples are at its start." in shown.note

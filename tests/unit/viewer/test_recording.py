@@ -119,8 +119,14 @@ def test_no_step_of_a_timeline_is_shorter_than_a_profile() -> None:
     found.add(Sample(250, 0, 0, {"cpu": 4}, duration_ns=101))
     assert found.timeline(Selection("cpu"), "endpoint", 50) == (0, 101, [("a", [3, 0, 4])])
     assert found.timeline(Selection("cpu"), "endpoint", 2).step_ns == 126
+
+
+def test_one_profile_that_is_too_long_leaves_the_timeline_its_steps() -> None:
+    found = recording((0, "1", "a", {"cpu": 1}), (DAY_NS, "1", "a", {"cpu": 2}))
+    assert not found.remarks()
     found.add(Sample(250, 0, 0, {"cpu": 8}, duration_ns=1 << 62))
-    assert found.timeline(Selection("cpu"), "endpoint", 50).series == [("a", [15])]
+    assert len(found.timeline(Selection("cpu"), "endpoint", 120).series[0].weights) == 120
+    assert found.remarks() == ["A profile is as long as 76,861,433 minutes: all its samples are at its start."]
 
 
 def test_nothing_recorded_has_an_empty_timeline() -> None:
