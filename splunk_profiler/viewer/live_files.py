@@ -17,6 +17,7 @@ from splunk_profiler.viewer.records import RecordReader, make_sender
 from splunk_profiler.viewer.source import Source
 
 _SUFFIXES = (*REQUEST_SUFFIXES, *PROFILE_SUFFIXES)
+_SPEEDSCOPE_SUFFIX = ".speedscope.json"
 _PROFILE_NAME = re.compile(
     r"(?P<service>.*)-\d{8}T\d{9}Z-(?P<pid>\d+)-(?P<run>[0-9a-f]{8})-\d+(?P<kind>(-[a-z]+)*)\.pprof"
 )
@@ -40,10 +41,11 @@ class LiveFiles(Source):
         self.path = path
         self.name = str(path)
         find_files(path, _SUFFIXES)
-        if not path.is_dir() and not path.name.endswith(_SUFFIXES) and not _begins_as_json(path):
+        if not path.is_dir() and not _is_readable(path):
             raise SourceError(
                 f"{path} is neither a store nor a kept stream, or its first bytes are damaged; other files that are "
-                f"read end with {', '.join(_SUFFIXES)}, or begin with {{ (lines of OTLP/JSON)"
+                f"read end with {', '.join(_SUFFIXES)}, or begin with {{ (lines of OTLP/JSON); of what the page saves, "
+                "only pprof is read"
             )
         self._start()
 
@@ -52,7 +54,7 @@ class LiveFiles(Source):
         self._reader = RecordReader(self.recording)
         self._read_up_to: dict[Path, tuple[int, int]] = {}  # inode and offset
         self._profiles: dict[Path, _FileState] = {}  # when they were read; a service removes the oldest
-        self._unread_profiles: set[Path] = set()
+        self._unread_profiles: dict[Path, str] = {}  # with the reason
 
     def refresh(self) -> None:
         """Read what has been added since; all from the start if a file that was read was replaced or cut.
@@ -65,8 +67,18 @@ class LiveFiles(Source):
             for path, state in self._known_files().items():
                 self._read(path, state)
             self.unread = self._reader.unread + len(self._unread_profiles)
+            self.remark = self._reasons()
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error.strerror}") from None
+
+    def _reasons(self) -> str:
+        """Return why a profile could not be read, and how many others could not."""
+        if not self._unread_profiles:
+            return ""
+        path, reason = next(iter(self._unread_profiles.items()))
+        more = len(self._unread_profiles) - 1
+        others = f"; {more:,} other file{'s'[: more > 1]} could not be read either" if more else ""
+        return f"{path.name}: {reason}{others}."
 
     def _known_files(self) -> dict[Path, _FileState | None]:
         """Return the files as they are; forget all that was read if one of them is another now."""
@@ -110,9 +122,9 @@ class LiveFiles(Source):
             return
         try:
             self._reader.add_message(make_sender(names[0], "", "", *names[1:]), ProfileDecoder().decode(content))
-            self._unread_profiles.discard(path)
-        except ValueError:
-            self._unread_profiles.add(path)
+            self._unread_profiles.pop(path, None)
+        except ValueError as error:
+            self._unread_profiles[path] = str(error)
 
 
 def _state(path: Path) -> _FileState | None:
@@ -123,7 +135,10 @@ def _state(path: Path) -> _FileState | None:
     return None
 
 
-def _begins_as_json(path: Path) -> bool:
+def _is_readable(path: Path) -> bool:
+    """Return True for a file that is read, as its name or its beginning tells."""
+    if path.name.endswith(_SUFFIXES):
+        return not path.name.endswith(_SPEEDSCOPE_SUFFIX)
     try:
         with path.open("rb") as file:
             return file.read(1) == b"{"

@@ -37,6 +37,7 @@ MAX_ITEMS = 1 << 20  # of a message: messages and texts; each takes two bytes or
 _MAX_REQUEST_BYTES = 2 * MAX_MESSAGE_BYTES  # of all profiles of a request
 _MAX_STACK_FRAMES = 1 << 17  # twice what this package captures
 _MAX_FRAMES = 1 << 25  # of all stacks
+_REMEDY = "`go tool pprof` reads it; save less at once: a filter, a shorter time"
 _FIELDS = fields_of(ProfileMessage.DESCRIPTOR)
 
 
@@ -114,7 +115,10 @@ class ProfileDecoder:
             if len(data) > MAX_MESSAGE_BYTES or (
                 len(data) > 2 * MAX_ITEMS and count_items(data, _FIELDS, MAX_ITEMS) > MAX_ITEMS
             ):
-                raise ProfileError("the profile is too large")
+                raise ProfileError(
+                    f"the profile is larger than {MAX_MESSAGE_BYTES >> 20} MiB, or has over {MAX_ITEMS:,} samples, "
+                    f"labels and names: {_REMEDY}"
+                )
             message = ProfileMessage.FromString(data)
         except (zlib.error, DecodeError) as error:
             raise ProfileError(f"not a profile: {error}") from None
@@ -145,7 +149,8 @@ def _check_frames(message: Any) -> None:
         frames = sum(map(lines.get, sample.location_id, repeat(0)))
         total += frames
         if frames > _MAX_STACK_FRAMES or total > _MAX_FRAMES:
-            raise ProfileError(f"the profile has stacks of over {_MAX_STACK_FRAMES} frames, or {_MAX_FRAMES} in all")
+            limits = f"over {_MAX_STACK_FRAMES:,} frames, or {_MAX_FRAMES:,} in all"
+            raise ProfileError(f"the profile has stacks of {limits}: {_REMEDY}")
 
 
 def iter_aggregates(message: Any) -> Iterator[Aggregate]:

@@ -47,6 +47,7 @@ _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
 _NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.name", "thread.state", "trace_id"}
 UNKNOWN_SERVICE = "unknown service"  # in place of its name
 HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
+_SIGNALS = {f"resource{each}" for each in ("Logs", "Spans", "Metrics", "Profiles")}  # of which a request has one
 _FRAME = struct.Struct("=ii")  # function and line
 _MAX_LINE = (1 << 31) - 1
 _MAX_WEIGHT = (1 << 63) - 1
@@ -130,6 +131,7 @@ class RecordReader:
         """Read a request of logs or spans in OTLP/JSON."""
         try:
             request = json.loads(line)
+            self.unread += bool(request) and _SIGNALS.isdisjoint(request)
             for resource in request.get("resourceSpans", ()):
                 self._add_spans(resource)
             profiles = ProfileDecoder()

@@ -19,6 +19,7 @@ from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.otlp_files import SourceError
+from splunk_profiler.viewer.profile_messages import MAX_ITEMS
 
 
 def endpoints(files: LiveFiles) -> dict[str, int]:
@@ -118,10 +119,34 @@ def test_no_line_is_read_twice_whatever_is_in_it(tmp_path: Path) -> None:
 
 def test_what_is_no_record_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "logs.jsonl"
-    path.write_text('no json\n[]\n{"resourceLogs": 7}\n' + sample_line().replace("#1", ""), "utf-8")
+    others = 'no json\n[]\n{"resourceLogs": 7}\n{"profiles": []}\n'
+    path.write_text(f'{others}{{}}\n{{"resourceMetrics": []}}\n' + sample_line().replace("#1", ""), "utf-8")
     files = LiveFiles(path)
     assert not endpoints(files)
-    assert files.unread == 4
+    assert files.unread == 5
+
+
+def test_a_profile_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "heap.pprof").write_bytes(encode_whole(small_profile()).gzipped)
+    (tmp_path / "large.pprof").write_bytes((MAX_ITEMS + 1) * b"\x12\x00")  # a sample each
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert files.note.startswith(
+        "1 record could not be read. large.pprof: the profile is larger than 64 MiB, or has over"
+    )
+    assert "`go tool pprof` reads it; save less at once: a filter, a shorter time" in files.note
+    for number in range(5):
+        (tmp_path / f"cut{number}.pprof").write_bytes(b"\x12")
+    files.refresh()
+    assert files.note.startswith("6 records could not be read. large.pprof: ")
+    assert files.note.endswith("; 5 other files could not be read either.")
+
+
+@pytest.mark.parametrize("name", ["profile.speedscope.json", "profile.html", "profile.folded"])
+def test_of_what_the_page_saves_only_pprof_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"shared": {}}' if name.endswith("json") else "<html>", "utf-8")
+    with pytest.raises(SourceError, match=r"is neither a store .* of what the page saves, only pprof is read"):
+        LiveFiles(tmp_path / name)
 
 
 def test_processes_of_two_containers_with_the_same_id_are_two(tmp_path: Path) -> None:
