@@ -16,6 +16,7 @@ from splunk_profiler.model import SpanRef
 from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawSnapshot, RawThread
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.records import (
+    MAX_QUIET_DEADLINES,
     EndedRecord,
     EndpointRecord,
     EndRecord,
@@ -160,8 +161,13 @@ class StreamRecorder:
         if self._is_complete_due or raw.lost_count:  # the snapshot that they repeat is not in the stream
             self._lose(raw.quiet_count)
             return
-        times = (raw.time_ns, raw.instant_ns, raw.period_ns, raw.process_cpu_ns)
-        self._writer.write(QuietRecord(*times, raw.quiet_count))
+        left = raw.quiet_count
+        while left:
+            count = min(left, MAX_QUIET_DEADLINES)
+            left -= count
+            ago_ns = left * raw.period_ns
+            times = (raw.time_ns - ago_ns, raw.instant_ns - ago_ns, raw.period_ns, raw.process_cpu_ns)
+            self._writer.write(QuietRecord(*times, count))
         self._snapshot_count += raw.quiet_count
 
     def _lose(self, count: int) -> None:

@@ -190,7 +190,7 @@ class Sampling:
             labels_of=self._label_tracker.value_of,
             trace_filter=None if selector is None else TraceFilter(selector.traces, spans.SPAN_KEY, spans.trace_id),
             exception_interval=config.exceptions_interval,
-            skips_quiet=config.counts_idle_threads and not config.include_internal_stacks,
+            skips_quiet=not config.include_internal_stacks,
         )
 
     def _make_recorder(self) -> StreamRecorder:

@@ -65,6 +65,7 @@ class SnapshotBuilder:
         self._period_ns = period_ns
         self._has_times = has_times
         self._include_internal = include_internal
+        self._skips_idle = skips_idle
         self._states = ThreadStates(skips_idle=skips_idle)
         self._thread_times = ThreadTimes()
         self._last_samples: dict[int, _LastSample] = {}  # threads of the last snapshot
@@ -103,16 +104,20 @@ class SnapshotBuilder:
             gil_wait_ns=captured.gil_wait_ns,
         )
 
-    def quiet(self, deadlines: QuietDeadlines) -> Snapshot:
-        """Return what stands for snapshots in which all threads are as in the last one; needs `skips_idle`.
+    def quiet(self, deadlines: QuietDeadlines) -> Iterator[Snapshot]:
+        """Yield what stands for snapshots in which all threads are as in the last one.
 
-        It has the samples of the first of these snapshots. In the others the threads are counted.
+        With `skips_idle` it is one, with the samples of the first of them. In the others the threads are counted.
         """
-        first = self.snapshot(deadlines.first())
-        self._states.repeat(deadlines.deadline_count - 1, deadlines.period_ns)
+        count = deadlines.deadline_count
+        if not self._skips_idle:
+            yield from (self.snapshot(deadlines.snapshot(number)) for number in range(1, count + 1))
+            return
+        first = self.snapshot(deadlines.snapshot(1))
+        self._states.repeat(count - 1, deadlines.period_ns)
         self._thread_times.begin(deadlines.instant_ns, deadlines.process_cpu_ns, 0)
         unattributed = self._thread_times.end(())
-        return first._replace(snapshot_count=deadlines.deadline_count, unattributed=first.unattributed + unattributed)
+        yield first._replace(snapshot_count=count, unattributed=first.unattributed + unattributed)
 
     def take_idle_repeats(self) -> tuple[IdleRepeat, ...]:
         """Return the repeats up to the last snapshot; the next one samples all threads again."""

@@ -144,7 +144,7 @@ class StreamPipeline:
         if isinstance(item, CapturedSnapshot):
             self._take_snapshot(item)
         elif self._has_baseline and isinstance(item, QuietDeadlines):
-            self._add(self._snapshot_builder.quiet(item))
+            self._add_quiet(item)
         elif isinstance(item, CapturedEvent):
             self._add_event(item)
         elif isinstance(item, BlocksEnded):
@@ -178,6 +178,10 @@ class StreamPipeline:
             of_traces = self._trace_builder.snapshot(captured)
             if of_traces.samples:
                 self._records.take(of_traces)
+
+    def _add_quiet(self, deadlines: QuietDeadlines) -> None:
+        for snapshot in self._snapshot_builder.quiet(deadlines):
+            self._add(snapshot)
 
     def _add_event(self, captured: CapturedEvent) -> None:
         if not self._has_baseline:

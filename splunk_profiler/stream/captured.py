@@ -95,9 +95,9 @@ class QuietDeadlines(NamedTuple):
     process_cpu_ns: int
     deadline_count: int
 
-    def first(self) -> CapturedSnapshot:
-        """Return the first of these deadlines as a snapshot in which nothing has changed."""
-        ago_ns = self.period_ns * (self.deadline_count - 1)
+    def snapshot(self, number: int) -> CapturedSnapshot:
+        """Return one of these deadlines, from 1 on, as a snapshot in which nothing has changed."""
+        ago_ns = self.period_ns * (self.deadline_count - number)
         return CapturedSnapshot(
             self.time_ns - ago_ns,
             self.instant_ns - ago_ns,

@@ -228,8 +228,8 @@ class StreamReader:
         )
 
     def _read_quiet(self, record: records.QuietRecord) -> QuietDeadlines:
-        if not record.deadline_count:
-            raise StreamError("no deadline")
+        if not 0 < record.deadline_count <= records.MAX_QUIET_DEADLINES:
+            raise StreamError(f"{record.deadline_count} deadlines")
         _check_times(record.period_ns * record.deadline_count, record.process_cpu_ns)
         return QuietDeadlines(*record)
 

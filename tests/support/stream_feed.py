@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
@@ -42,7 +42,7 @@ class StreamedBuilder:
         """Return the samples of a snapshot."""
         return self.builder.snapshot(self.captured(raw))
 
-    def quiet(self, raw: RawSnapshot) -> Snapshot:
+    def quiet(self, raw: RawSnapshot) -> Iterator[Snapshot]:
         """Return what stands for quiet deadlines."""
         self.recorder.snapshot(raw)
         (deadlines,) = self.reader.feed(self.recorder.take())

@@ -7,6 +7,7 @@ from splunk_profiler.model import Stack
 from splunk_profiler.raw import RawSnapshot, RawThread
 from splunk_profiler.stream.captured import CapturesLost, Item, QuietDeadlines
 from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.stream.records import MAX_QUIET_DEADLINES
 
 SNAPSHOT = RawSnapshot(4, 0, (RawThread(1, 2, 3, Stack((), truncated=False), None, None),), 10, False, 10, 7, 5)
 READER = StreamReader()
@@ -33,6 +34,17 @@ def test_quiet_deadlines_count_like_the_snapshots_that_they_stand_for() -> None:
     assert read(recorder)[-1] == QuietDeadlines(5, 6, 10, 7, 3)
     recorder.restart()
     assert read(recorder) == [CapturesLost(4)]
+
+
+def test_more_quiet_deadlines_than_a_record_takes_are_in_several() -> None:
+    recorder = recorded()
+    recorder.snapshot(quiet(MAX_QUIET_DEADLINES + 3)._replace(time_ns=2_000_000, instant_ns=1_000_000))
+    assert read(recorder)[-2:] == [
+        QuietDeadlines(2_000_000 - 30, 1_000_000 - 30, 10, 7, MAX_QUIET_DEADLINES),
+        QuietDeadlines(2_000_000, 1_000_000, 10, 7, 3),
+    ]
+    recorder.restart()
+    assert read(recorder) == [CapturesLost(1 + MAX_QUIET_DEADLINES + 3)]
 
 
 def test_quiet_deadlines_are_lost_with_the_snapshot_that_they_repeat() -> None:

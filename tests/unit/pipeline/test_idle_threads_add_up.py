@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from stream_feed import StreamedBuilder
 
-from splunk_profiler.model import Frame, IdleRepeat, Profile, Snapshot, SpanRef, Stack, UnattributedReason
+from splunk_profiler.model import Frame, IdleRepeat, Profile, Sample, Snapshot, SpanRef, Stack, UnattributedReason
 from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.window import Bounds
@@ -52,7 +52,7 @@ class Observer:
 
         self._cpu_ns: dict[int, int] = {}
         self._now_ns = 0
-        self.told = 0
+        self.samples: list[Sample] = []
         self.capture = StreamedBuilder(lambda context: context, period_ns=PERIOD_NS, skips_idle=skip_idle)
         self.profiles: list[Profile] = []
         self._aggregator = Aggregator(
@@ -85,8 +85,10 @@ class Observer:
         if sets_baseline:
             self.capture.set_baseline(raw)
             return
-        snapshot = self.capture.snapshot(raw)
-        self.told += len(snapshot.samples)
+        self._deliver(self.capture.snapshot(raw))
+
+    def _deliver(self, snapshot: Snapshot) -> None:
+        self.samples += snapshot.samples
         self._aggregator.take(snapshot)
 
     def _take_quiet(self) -> None:
@@ -95,7 +97,8 @@ class Observer:
             time_ns, instant_ns = BEGAN_NS + self._now_ns, BEGAN_INSTANT_NS + self._now_ns
             used_ns = sum(self._cpu_ns.values())
             raw = RawSnapshot(time_ns, 0, (), PERIOD_NS, False, 0, used_ns, instant_ns, quiet_count=count)
-            self._aggregator.take(self.capture.quiet(raw))
+            for snapshot in self.capture.quiet(raw):
+                self._deliver(snapshot)
 
     def end(self) -> list[Profile]:
         """Close and return all profiles."""
@@ -109,6 +112,13 @@ class Observer:
 def functions(stack: Stack) -> tuple[str, ...]:
     """Return what tells the stacks apart; each stream has frames of its own."""
     return tuple(frame.function for frame in stack.frames)
+
+
+def told(sample: Sample) -> tuple[Any, ...]:
+    """Return what the record of a sample tells, without the number of its thread: these come back here."""
+    seen = sample.thread
+    thread = (seen.thread.native_id, seen.running, seen.waiting_on, seen.cpu_ns, seen.elapsed_ns)
+    return sample.time_ns, *thread, functions(seen.stack), sample.span
 
 
 def sums(profile: Profile, name: str) -> dict[Any, int]:
@@ -166,6 +176,17 @@ def test_quiet_deadlines_are_what_as_many_unchanged_snapshots_are(
         assert in_all(captured, "cpu_ns") == in_all(counted, "cpu_ns")
 
 
+@given(histories)
+@example([{1: Doing(ran=True, stack=1), 2: Doing(span=1)}, *[{}] * 9, {2: None}, *[{}] * 3, {1: Doing(ran=True)}])
+def test_quiet_deadlines_have_the_samples_of_as_many_snapshots(history: list[dict[int, Doing | None]]) -> None:
+    observers = [Observer(skip_idle=False, skips_quiet=skips_quiet) for skips_quiet in (False, True)]
+    watch(history, observers)
+    for observer in observers:
+        observer.end()
+    captured, counted = ([told(sample) for sample in observer.samples] for observer in observers)
+    assert captured == counted
+
+
 def watch(history: list[dict[int, Doing | None]], observers: list[Observer]) -> None:
     """Have observers see a history."""
     threads: dict[int, Doing] = {}
@@ -194,7 +215,7 @@ def test_a_thread_that_rests_costs_two_samples_in_a_profile() -> None:
     threads = {1: Doing(ran=True), 2: Doing()}
     for number in range(6):
         observer.see(threads, sets_baseline=number == 0)
-    assert observer.told == 5 + 1  # it was idle in the first snapshot already
+    assert len(observer.samples) == 5 + 1  # it was idle in the first snapshot already
     (profile,) = observer.profiles
     assert sorted(sums(profile, "count").values()) == [5, 5]
 

@@ -28,12 +28,14 @@ from splunk_profiler.stream.records import (
     COMPLETE,
     FOCUSED,
     HEADER,
+    MAX_QUIET_DEADLINES,
     EndpointRecord,
     EventKindRecord,
     EventRecord,
     FrameRecord,
     LabelsRecord,
     LostRecord,
+    QuietRecord,
     Record,
     ResourceRecord,
     SnapshotRecord,
@@ -288,6 +290,12 @@ def test_labels_with_a_name_without_a_value_are_refused() -> None:
 def test_event_kind_with_an_unknown_type_of_data_is_refused() -> None:
     with pytest.raises(StreamError, match=r"^byte 8: EventKindRecord: 'heat' is no type of data$"):
         Fed(KIND._replace(data_type="heat"))
+
+
+@pytest.mark.parametrize("count", [0, MAX_QUIET_DEADLINES + 1])
+def test_deadlines_that_are_none_or_too_many_are_refused(count: int) -> None:
+    with pytest.raises(StreamError, match=rf"^byte 8: QuietRecord: {count} deadlines$"):
+        Fed(QuietRecord(1, 1, 1, 1, count))
 
 
 @pytest.mark.parametrize("field", ["latency_ns", "period_ns", "since_previous_ns", "process_cpu_ns", "gil_wait_ns"])
