@@ -117,7 +117,8 @@ class ClickHouse(Source):
             of_service = f" of {service}" if service else ""
             then = time.localtime(until_ns // 10**9)
             before = time.strftime(" before %Y-%m-%d %H:%M", then) if until_ns < NEVER_NS else ""
-            raise SourceError(f"{self.name} has no {self._table.content}{of_service} in {table}{before}")
+            missing = f"{self._table.content}{of_service} in {table}{before}"
+            raise SourceError(f"{self.name} has no {missing}: does the Collector write there?")
         since_ns = (min(newest_ns, time.time_ns()) - last_ns) // step_ns * step_ns  # the clock of one host may be fast
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since_ns // 10**9))
         self._reach = f"Records before {since} are not shown: see --last-hours."

@@ -19,6 +19,7 @@ _TIMEOUT_S = 120.0
 _MAX_ERROR_BYTES = 4096
 _UNKNOWN_DATABASE, _TOO_SLOW = "81", "159"
 _WRONG_PASSWORD = {"193", "194", "516"}
+_QUESTION = re.compile(r"\W+in scope SELECT .*", re.IGNORECASE)  # in an error: a page of SQL
 _ERROR = re.compile(r"^Code: (\d+)\. DB::Exception.*", re.MULTILINE)
 
 
@@ -145,7 +146,7 @@ class ClickHouseClient:
             return f"{name}: there is no such database"
         if code == _TOO_SLOW:
             return f"{name}: a question took longer than the server allows; choose fewer hours with --last-hours"
-        return f"{name} answers {status}: {said}"
+        return f"{name} answers {status}: {_QUESTION.sub('', said)}"
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

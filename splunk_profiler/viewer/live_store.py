@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from splunk_profiler.viewer.columns import Columns, is_span_key
 from splunk_profiler.viewer.database import explained, is_still, open_for_reading, read_facets, read_units, readable
 from splunk_profiler.viewer.model import Selection, Span
+from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.parts import unpack
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
@@ -149,11 +149,17 @@ class LiveStore(Source):
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return what tells a file from another of its name, while either is open; None if there is none.
+    """Return what tells a file from another of its name, while either is open; None if it cannot be looked at.
 
     One that is still is another when it is written.
+
+    Raises:
+        SourceError: there is none.
     """
-    with suppress(OSError):
+    try:
         status = path.stat()
-        return status.st_dev, status.st_ino, *((status.st_size, status.st_mtime_ns) if is_still(path) else ())
-    return None
+    except FileNotFoundError:
+        raise SourceError(f"{path} does not exist") from None
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, *((status.st_size, status.st_mtime_ns) if is_still(path) else ())

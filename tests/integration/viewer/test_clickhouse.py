@@ -221,7 +221,8 @@ def test_the_hours_before_a_time_are_shown_and_do_not_grow(database: Database) -
     shown.refresh()
     assert (shown.version, shown.recording.weights(SAMPLES).sum()) == (version, 2)
     assert ClickHouse(database.address, database.environment, last_hours=30).recording.count() > 3
-    said = f"{shown.name} has no records of the profiler in otel_logs before 2026-01-02 03:04"
+    records = "records of the profiler in otel_logs before 2026-01-02 03:04"
+    said = f"{shown.name} has no {records}: does the Collector write there?"
     asked = splunk_profiler("view", database.address, "--until", "2026-01-02T03:04", env=database.environment)
     assert (asked.returncode, asked.stderr) == (1, f"splunk-profiler: error: {said}\n")
     for wrong, said in (
@@ -276,6 +277,16 @@ def test_what_is_no_whole_answer_is_an_error(database: Database, fault: str) -> 
             ClickHouse(f"clickhouse://127.0.0.1:{port}/{database.name}", database.environment)
 
 
+def test_an_error_of_the_database_is_said_without_the_question(database: Database) -> None:
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=now_ns(600))])
+    shown = ClickHouse(database.address, database.environment, refresh_ns=0)
+    database.do("DROP TABLE otel_logs")
+    with pytest.raises(SourceError, match=r"answers 404: Code: 60\. DB::Exception: .*'otel_logs'") as raised:
+        shown.refresh()
+    assert "SELECT" not in str(raised.value)
+
+
 def test_records_that_are_no_samples_are_left_out_or_counted(database: Database) -> None:
     database.make_tables("by_timestamp_time", with_traces=False)
     good = sample_line(time_ns=now_ns(600))
@@ -326,7 +337,8 @@ def test_what_is_wrong_is_said_without_the_password(database: Database) -> None:
     missing = f"{server}/{database.name} has no table otel_logs: the Collector makes it with the first records"
     assert error(database.address) == missing
     database.make_tables("by_severity")
-    assert error(database.address) == f"{server}/{database.name} has no records of the profiler in otel_logs"
+    nothing = f"{server}/{database.name} has no records of the profiler in otel_logs: does the Collector write there?"
+    assert error(database.address) == nothing
     assert error(f"clickhouse://127.0.0.1:{database.port}/missing") == f"{server}/missing: there is no such database"
     unreachable = UNREACHABLE_URL.partition("://")[2]
     assert "cannot be reached" in error(f"clickhouse://me:hidden@{unreachable}/otel")
@@ -381,4 +393,4 @@ def test_the_page_can_be_saved_from_a_database(database: Database, tmp_path: Pat
     failed = splunk_profiler("view", database.address, "--service", "nothing", env=database.environment)
     assert (failed.returncode, failed.stdout) == (1, "")
     said = f"http://127.0.0.1:{database.port}/{database.name} has no records of the profiler of nothing in otel_logs"
-    assert failed.stderr == f"splunk-profiler: error: {said}\n"
+    assert failed.stderr == f"splunk-profiler: error: {said}: does the Collector write there?\n"

@@ -122,7 +122,7 @@ def test_the_table_of_samples_is_chosen_by_its_name(database: Database) -> None:
         return asked.stdout + asked.stderr.removeprefix("splunk-profiler: error: ")
 
     assert said("host_profiles").startswith("saved in /dev/null\n")
-    assert said("otel_logs") == f"{name} has no records of the profiler in otel_logs\n"
+    assert said("otel_logs") == f"{name} has no records of the profiler in otel_logs: does the Collector write there?\n"
     assert said("otel_traces") == f"{name}: the table otel_traces is not one of logs or of profiles\n"
     assert (
         said("otel_profiles") == f"{name} has no table otel_profiles: the Collector makes it with the first records\n"
@@ -131,4 +131,4 @@ def test_the_table_of_samples_is_chosen_by_its_name(database: Database) -> None:
     assert said("host profiles") == f"{name}: the table host profiles is not one of logs or of profiles\n"
     database.do("TRUNCATE TABLE `host profiles`")
     database.do("RENAME TABLE `host profiles` TO otel_profiles")
-    assert said("otel_profiles") == f"{name} has no profiles in otel_profiles\n"
+    assert said("otel_profiles") == f"{name} has no profiles in otel_profiles: does the Collector write there?\n"

@@ -212,7 +212,7 @@ def test_a_store_that_is_made_anew_while_it_is_shown_is_read_anew(tmp_path: Path
     for file in tmp_path.glob("store.db*"):
         file.unlink()
     for _ in range(2):
-        with pytest.raises(SourceError, match=r"store\.db cannot be used: unable to open database file"):
+        with pytest.raises(SourceError, match=r"store\.db does not exist"):
             store.refresh()
     version = store.version
     with writing(path) as writer:

@@ -360,7 +360,7 @@ def missing(path: Path) -> None:
         (of_a_newer_version, "has format 5, this version reads 4: install a newer splunk-profiler"),
         (half, "is damaged"),
         (with_a_damaged_part, "is damaged"),
-        (missing, "unable to open database file"),
+        (missing, "does not exist"),
     ],
 )
 def test_a_file_that_is_no_store_or_is_damaged_is_an_error_that_names_it(
