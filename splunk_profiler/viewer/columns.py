@@ -51,6 +51,7 @@ class Columns:
         span: place in `spans`.
         weights: by value.
         longest_ns: the longest duration of any.
+        last_end_ns: when the last one ends; 0 if it is not known.
     """
 
     time_ns: Numbers
@@ -60,6 +61,7 @@ class Columns:
     weights: Mapping[str, Numbers]
     spans: SpanKeys
     longest_ns: int = 0
+    last_end_ns: int = 0
     _sums: dict[str, Numbers] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -67,8 +69,8 @@ class Columns:
 
     @property
     def end_ns(self) -> int:
-        """When the last sample ends, if all are as long as the longest, a day at most; 0 if there are none."""
-        return int(self.time_ns[-1]) + max(1, min(self.longest_ns, DAY_NS)) if len(self) else 0
+        """When the last sample ends, as if all were as long as the longest if it is not known; 0 if there are none."""
+        return (self.last_end_ns or int(self.time_ns[-1]) + _used_ns(self.longest_ns)) if len(self) else 0
 
     def rows_between(self, since_ns: int | None, until_ns: int | None) -> slice:
         """Return the samples from `since_ns` until before `until_ns`."""
@@ -92,13 +94,14 @@ class ColumnsBuilder:
         self._time_ns, self._stack, self._facets, self._span = array("q"), array("i"), array("i"), array("i")
         self._weights = {name: array("q") for name in names}
         self._spans: dict[SpanKey, int] = {NO_SPAN: 0}
-        self._longest_ns = 0
+        self._longest_ns = self._end_ns = 0
         self._built: Columns | None = None
 
     def add(self, sample: Sample) -> int:
         """Add a sample and return its place."""
         self._built = None
         self._longest_ns = max(self._longest_ns, sample.duration_ns)
+        self._end_ns = max(self._end_ns, sample.time_ns + _used_ns(sample.duration_ns))
         self._time_ns.append(sample.time_ns)
         self._stack.append(sample.stack)
         self._facets.append(sample.facets)
@@ -126,8 +129,13 @@ class ColumnsBuilder:
             )
             weights = {name: np.array(each)[order] for name, each in self._weights.items()}
             spans = span_keys(list(self._spans))
-            self._built = Columns(time_ns, stack, facets, span, weights, spans, self._longest_ns)
+            self._built = Columns(time_ns, stack, facets, span, weights, spans, self._longest_ns, self._end_ns)
         return self._built
+
+
+def _used_ns(duration_ns: int) -> int:
+    """Return the duration of a sample, a day at most."""
+    return max(1, min(duration_ns, DAY_NS))
 
 
 def joined_pairs(pairs: Iterable[tuple[Numbers, Numbers]]) -> Iterator[tuple[Numbers, Numbers]]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from splunk_profiler.viewer.model import DAY_NS, Facets, Sample, Selection
+from splunk_profiler.viewer.model import DAY_NS, MINUTE_NS, Facets, Sample, Selection
+from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import OTHER, Recording
 
 TRACES = [letter * 32 for letter in "abc"]
@@ -48,6 +49,22 @@ def test_the_time_of_a_selection_ends_with_its_last_profile() -> None:
     assert found.duration_ns(Selection("cpu")) == 50 + DAY_NS  # no profile is longer
     found.add(Sample(1300, 0, 0, {"wall": 10}))
     assert found.duration_ns(Selection("wall")) == 301
+
+
+def test_a_long_profile_that_is_not_the_last_one_does_not_prolong_the_time() -> None:
+    found = recording()
+    found.units["cpu"] = "nanoseconds"
+    for time_ns, duration_ns in ((0, 10), (10, 500), (20, 10), (600, 10), (300, 200)):
+        found.add(Sample(DAY_NS + time_ns, 0, 0, {"cpu": 10}, duration_ns=duration_ns))
+    columns = found.columns()[0]
+    halves = [rows_of(columns, slice(0, 3)), rows_of(columns, slice(3, None))]
+    assert [half.end_ns - DAY_NS for half in halves] == [520, 610]  # the first as if its last were its longest
+    for kept in (columns, unpack(pack(columns), ["cpu"]), joined(halves)):
+        found.loaded = [kept]
+        found.clear_added()
+        assert found.duration_ns(Selection("cpu")) == 610
+    minutes = by_minute(columns, np.zeros(len(columns), int))
+    assert [each.end_ns for each in minutes] == [DAY_NS + MINUTE_NS]
 
 
 def test_the_time_of_one_profile_is_its_duration() -> None:
