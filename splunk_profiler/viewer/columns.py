@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from splunk_profiler.viewer.model import DAY_NS, NO_SPAN, SPAN_ID, TRACE, Sample, SpanKey
+from splunk_profiler.viewer.model import DAY_NS, LONG_PROFILE_NS, NO_SPAN, SPAN_ID, TRACE, Sample, SpanKey
 from splunk_profiler.viewer.stacks import Numbers
 
 TRACE_LENGTH, SPAN_LENGTH = 32, 16  # of ids in hex
@@ -52,6 +52,7 @@ class Columns:
         weights: by value.
         longest_ns: the longest duration of any.
         last_end_ns: when the last one ends; 0 if it is not known.
+        usual_ns: the longest duration but of those that are too long.
     """
 
     time_ns: Numbers
@@ -62,6 +63,7 @@ class Columns:
     spans: SpanKeys
     longest_ns: int = 0
     last_end_ns: int = 0
+    usual_ns: int = 0
     _sums: dict[str, Numbers] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -94,13 +96,15 @@ class ColumnsBuilder:
         self._time_ns, self._stack, self._facets, self._span = array("q"), array("i"), array("i"), array("i")
         self._weights = {name: array("q") for name in names}
         self._spans: dict[SpanKey, int] = {NO_SPAN: 0}
-        self._longest_ns = self._end_ns = 0
+        self._longest_ns = self._usual_ns = self._end_ns = 0
         self._built: Columns | None = None
 
     def add(self, sample: Sample) -> int:
         """Add a sample and return its place."""
         self._built = None
         self._longest_ns = max(self._longest_ns, sample.duration_ns)
+        if sample.duration_ns <= LONG_PROFILE_NS:
+            self._usual_ns = max(self._usual_ns, sample.duration_ns)
         self._end_ns = max(self._end_ns, sample.time_ns + _used_ns(sample.duration_ns))
         self._time_ns.append(sample.time_ns)
         self._stack.append(sample.stack)
@@ -129,7 +133,8 @@ class ColumnsBuilder:
             )
             weights = {name: np.array(each)[order] for name, each in self._weights.items()}
             spans = span_keys(list(self._spans))
-            self._built = Columns(time_ns, stack, facets, span, weights, spans, self._longest_ns, self._end_ns)
+            lengths = self._longest_ns, self._end_ns, self._usual_ns
+            self._built = Columns(time_ns, stack, facets, span, weights, spans, *lengths)
         return self._built
 
 

@@ -29,7 +29,7 @@ def pack(columns: Columns) -> bytes:
         "traces": columns.spans.traces,
         "trace_of": columns.spans.trace_of,
         "span_ids": columns.spans.ids,
-        "longest": np.array([columns.longest_ns, columns.end_ns]),
+        "longest": np.array([columns.longest_ns, columns.end_ns, columns.usual_ns]),
         **{f"weights{place}": weights for place, weights in enumerate(columns.weights.values())},
     }
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
@@ -50,10 +50,8 @@ def unpack(content: bytes, names: Sequence[str]) -> Columns:
             time_ns = np.cumsum(arrays["time"], dtype=np.int64)
             weights = {name: arrays[f"weights{place}"] for place, name in enumerate(names)}
             spans = SpanKeys(*(arrays[name] for name in ("traces", "trace_of", "span_ids")))
-            longest_ns, end_ns, *_ = *map(int, arrays.get("longest", ())), 0, 0  # older parts do not say them
-            return Columns(
-                time_ns, arrays["stack"], arrays["facets"], arrays["span"], weights, spans, longest_ns, end_ns
-            )
+            lengths = (*arrays.get("longest", np.zeros(0, int)).tolist(), 0, 0, 0)[:3]  # older parts do not say them
+            return Columns(time_ns, arrays["stack"], arrays["facets"], arrays["span"], weights, spans, *lengths)
     except (EOFError, KeyError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"a part is damaged: {error}") from None
 
@@ -67,7 +65,7 @@ def rows_of(columns: Columns, rows: slice | Numbers) -> Columns:
     found = Columns(
         columns.time_ns[rows], columns.stack[rows], columns.facets[rows], span[1:], weights, spans, columns.longest_ns
     )
-    return replace(found, last_end_ns=min(found.end_ns, columns.end_ns))
+    return replace(found, last_end_ns=min(found.end_ns, columns.end_ns), usual_ns=columns.usual_ns)
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
@@ -89,8 +87,8 @@ def joined(parts: Sequence[Columns]) -> Columns:
         )
     )
     weights = {name: np.concatenate([part.weights[name] for part in parts])[order] for name in parts[0].weights}
-    longest = (max(part.longest_ns for part in parts), max(part.end_ns for part in parts))
-    return Columns(time_ns, stack, facets, span, weights, spans, *longest)
+    lengths = (max(getattr(part, name) for part in parts) for name in ("longest_ns", "end_ns", "usual_ns"))
+    return Columns(time_ns, stack, facets, span, weights, spans, *lengths)
 
 
 def by_minute(columns: Columns, process_of: Numbers) -> list[Columns]:
@@ -127,8 +125,8 @@ def _summed(columns: Columns, time_ns: Numbers, names: Sequence[str]) -> Columns
     weights = {name: np.add.reduceat(columns.weights[name][order].astype(np.int64), first) for name in names}
     time_ns, stack, facets = (key[first] for key in keys)
     span, longest_ns = np.zeros(len(first), np.uint8), max(columns.longest_ns, MINUTE_NS)
-    end_ns = max(columns.end_ns, int(time_ns.max(initial=0)) + MINUTE_NS)
-    return Columns(time_ns, stack, facets, span, weights, span_keys([NO_SPAN]), longest_ns, end_ns)
+    lengths = longest_ns, max(columns.end_ns, int(time_ns.max(initial=0)) + MINUTE_NS), max(columns.usual_ns, MINUTE_NS)
+    return Columns(time_ns, stack, facets, span, weights, span_keys([NO_SPAN]), *lengths)
 
 
 def _smallest(array: Numbers) -> Numbers:

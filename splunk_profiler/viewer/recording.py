@@ -125,7 +125,8 @@ class Recording:
 
     def remarks(self) -> list[str]:
         """Return what is not shown, or not where it was."""
-        more, longest_ns = len(self._ranked_labels()) - _MAX_LABELS, self.longest_ns()
+        more = len(self._ranked_labels()) - _MAX_LABELS
+        longest_ns = max((columns.longest_ns for columns in self.columns()), default=0)
         long = f"A profile is as long as {longest_ns // MINUTE_NS:,} minutes: all its samples are at its start."
         labels = f"{more} labels are not among the filters: they are on the fewest samples."
         return [long] * (longest_ns > LONG_PROFILE_NS) + [labels] * (more > 0)
@@ -164,10 +165,6 @@ class Recording:
         """Return two times between which all samples are; 0 if there are none."""
         ends = [(int(each.time_ns[0]), int(each.time_ns[-1])) for each in self.columns() if len(each)]
         return (min(first for first, _ in ends), max(last for _, last in ends) + 1) if ends else (0, 0)
-
-    def longest_ns(self) -> int:
-        """Return the longest duration of any sample: that of its profile."""
-        return max((columns.longest_ns for columns in self.columns()), default=0)
 
     def has_trace(self, trace: str) -> bool:
         """Return True if any sample is of that trace."""
@@ -241,7 +238,8 @@ class Recording:
         first_ns, last_ns = self.period_ns()
         start_ns = max(first_ns, selection.since_ns or 0)
         end_ns = max(start_ns, min(last_ns, last_ns if selection.until_ns is None else selection.until_ns))
-        step_ns = max(1, -((start_ns - end_ns) // buckets), min(self.longest_ns(), end_ns - start_ns, LONG_PROFILE_NS))
+        usual_ns = max((columns.usual_ns for columns in self.columns()), default=0)
+        step_ns = max(1, -((start_ns - end_ns) // buckets), min(usual_ns, end_ns - start_ns))
         start_ns -= (start_ns - first_ns) % step_ns  # to where `_profile_of` begins a step
         sums = (
             self._sum_traces(selection, step_ns)[0]

@@ -156,9 +156,14 @@ def test_no_step_of_a_timeline_is_shorter_than_a_profile() -> None:
 def test_one_profile_that_is_too_long_leaves_the_timeline_its_steps() -> None:
     found = recording((0, "1", "a", {"cpu": 1}), (DAY_NS, "1", "a", {"cpu": 2}))
     assert not found.remarks()
-    found.add(Sample(250, 0, 0, {"cpu": 8}, duration_ns=1 << 62))
-    assert len(found.timeline(Selection("cpu"), "endpoint", 120).series[0].weights) == 120
-    assert found.remarks() == ["A profile is as long as 76,861,433 minutes: all its samples are at its start."]
+    found.add(Sample(250, 0, 0, {"cpu": 8}, duration_ns=DAY_NS // 50))
+    found.add(Sample(250, 0, 0, {"cpu": 8}, duration_ns=MINUTE_NS))
+    for kept in (found.columns()[0], unpack(pack(found.columns()[0]), ["cpu"]), joined(found.columns())):
+        found.loaded = [rows_of(kept, slice(None))]
+        found.clear_added()
+        assert len(found.timeline(Selection("cpu"), "endpoint", 120).series[0].weights) == 120
+        assert len(found.timeline(Selection("cpu"), "endpoint", 10_000).series[0].weights) == 24 * 60 + 1
+    assert found.remarks() == ["A profile is as long as 28 minutes: all its samples are at its start."]
 
 
 def test_nothing_recorded_has_an_empty_timeline() -> None:
