@@ -8,6 +8,7 @@ package.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -16,6 +17,8 @@ from collections.abc import Callable
 
 def fork_processes(main: Callable[[list[str]], None]) -> None:
     """Let `main` run in a process for each list on standard input, until that ends."""
+    gc.collect()
+    gc.freeze()  # or each process copies what it shares, when its last collection marks all objects: 35 ms
     while line := sys.stdin.buffer.readline():
         asked = json.loads(line)
         if isinstance(asked, int):

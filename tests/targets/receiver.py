@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterable
@@ -220,6 +221,7 @@ def serve(options: list[str]) -> None:
         collector.switch(line.strip())
     collector.switch("ok")
     server.stop(grace=None).wait()
+    os._exit(0)  # an interpreter that ends in order takes three times as long as all of the above
 
 
 if __name__ == "__main__":
