@@ -65,6 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("takes_long") is None)
 
 
+def pytest_collection_finish() -> None:
+    """Keep all that has been imported out of later collections: many tests begin one."""
+    gc.collect()
+    gc.freeze()
+
+
 def _sockets() -> set[str]:
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():
