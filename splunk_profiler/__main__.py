@@ -14,7 +14,7 @@ from importlib import import_module
 
 import click
 
-from splunk_profiler.cli.output import print_line
+from splunk_profiler.cli.output import discard_unwritten, print_line
 from splunk_profiler.config.parsers import ProfilerError
 from splunk_profiler.version import __version__
 
@@ -104,6 +104,13 @@ def cli() -> None:
 
 def main() -> None:
     """Run the verb that the command line names, and exit: 0 done, 1 failed, 2 wrong usage."""
+    try:
+        _run()
+    finally:
+        discard_unwritten()
+
+
+def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Output in another encoding shows `?` for what it cannot encode; it must not end a report.
         sys.stdout.reconfigure(errors="replace")

@@ -6,6 +6,8 @@ The command line prints through these two modules only. Must not import rich, wh
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import Any
 
 import click
@@ -22,3 +24,13 @@ def print_json(value: Any, *, indent: int | None = None) -> None:
     """Print `value` as JSON in ASCII."""
     for line in json.dumps(value, indent=indent).split("\n"):
         print_line(line)
+
+
+def discard_unwritten() -> None:
+    """Discard what could not be written: at its end, the interpreter would try again, and exit with 120."""
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

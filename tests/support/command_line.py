@@ -24,8 +24,9 @@ UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
 def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without settings of the profiler or OpenTelemetry, and with `changes`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPLUNK_", "OTEL_", "ELASTIC_"))}
+    """Return this process's environment without settings of profiler, OpenTelemetry and Python, and with `changes`."""
+    others = ("SPLUNK_", "OTEL_", "ELASTIC_", "PYTHONUNBUFFERED")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return {**kept, **(changes or {})}
 
 

@@ -202,7 +202,7 @@ def test_a_full_disk_that_the_output_is_on_does_not_end_the_collector(tmp_path: 
 
     output = tmp_path / "output"
     command = [*COMMAND, "collect", "--port", "0", "--output", str(tmp_path / "profiles")]
-    env = clean_environment({"PYTHONUNBUFFERED": ""})  # with it, Python says nothing of what it could not write
+    env = clean_environment()
     with output.open("w") as file:
         process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=file, stderr=subprocess.DEVNULL)
     try:
