@@ -13,7 +13,7 @@ import pytest
 from received_profiles import Label, ReceivedProfile, all_samples, read
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
-from walker_marks import BOTH_WALKERS, NATIVE
+from walker_marks import NATIVE
 
 pytestmark = pytest.mark.usefixtures("shared_exporter")
 
@@ -114,16 +114,16 @@ def test_request_samples_have_their_local_root_and_its_final_name(published: str
 @pytest.fixture(scope="module")
 def calm_kib() -> int:
     """Return the memory of the process with many spans if there are next to no samples of it."""
-    _, ledger = _run("many_spans", "portable", seconds=2, interval_ms=1900)
+    _, ledger = _run("many_spans", "auto", seconds=2, interval_ms=1900)
     resident_kib: int = ledger["resident_kib"]
     return resident_kib
 
 
-@BOTH_WALKERS
-def test_10000_spans_a_second_lose_labels_but_no_time_in_bounded_memory(walker: str, calm_kib: int) -> None:
+@NATIVE
+def test_10000_spans_a_second_lose_labels_but_no_time_in_bounded_memory(calm_kib: int) -> None:
     # One profile of the whole run: in a second, a machine that is busy has too few samples to fill one.
-    profiles, ledger = _run("many_spans", walker, {"SPLUNK_PROFILER_EXPORT_INTERVAL": "60000"}, seconds=4)
-    _assert_adds_up(profiles, ledger, walker)
+    profiles, ledger = _run("many_spans", "native", {"SPLUNK_PROFILER_EXPORT_INTERVAL": "60000"}, seconds=4)
+    _assert_adds_up(profiles, ledger, "native")
     has_lost = any("fewer labels" in comment for profile in profiles for comment in profile.comments)
     is_full = sum(sample.count for sample in all_samples(profiles)) > 2 * 4096  # beside busy processes, perhaps not
     assert has_lost or not is_full
@@ -131,9 +131,8 @@ def test_10000_spans_a_second_lose_labels_but_no_time_in_bounded_memory(walker: 
     assert ledger["resident_kib"] - calm_kib < 20 << 10
 
 
-@BOTH_WALKERS
-def test_a_forked_child_sends_profiles_of_its_own(walker: str) -> None:
-    profiles, ledger = _run("forking", walker)
+def test_a_forked_child_sends_profiles_of_its_own() -> None:
+    profiles, ledger = _run("forking", "auto")
     child, status = ledger["child"]
     assert status == 0
     of_parent = [profile for profile in profiles if profile.pid != child]
