@@ -86,7 +86,7 @@ def measure_sleeper() -> Iterator[dict[str, float]]:
 
 def measure(quick: bool) -> Iterator[Result]:
     """Measure both tickers, in turns."""
-    rounds, ticks = (1, 40) if quick else (5, 400)
+    rounds, ticks = (1, 10) if quick else (5, 400)
     has_pending_calls = sys.version_info >= (3, 12)  # before, the ticker pauses Python
     seen: dict[str, tuple[list[int], dict[str, int]]] = {}
     with measure_sleeper() as control, BlockedThreads(IDLE, FRAMES), run_busy_threads(BUSY, spin):
