@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from splunk_profiler.pipeline.live_heap import HEAP_BEGINS
+from splunk_profiler.viewer.model import LONG_PROFILE_NS
 from splunk_profiler.viewer.profile_messages import Place, ProfileError, decode_body, nearest_place, read_places
 
 _VALUES = ("alloc_space", "inuse_space")
@@ -50,7 +51,7 @@ class MemoryProfiles:
 
     records: int = 0
     allocated: Counter[Place] = field(default_factory=Counter)
-    _longest_ns: int = 0  # of a profile
+    _longest_ns: int = 0  # of a profile, without those that are too long
     _first: dict[str, _HeapAt] = field(default_factory=dict)  # by process
     _last: dict[str, _HeapAt] = field(default_factory=dict)
 
@@ -70,7 +71,8 @@ class MemoryProfiles:
         except (IndexError, KeyError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.records += 1
-        self._longest_ns = max(self._longest_ns, message.duration_nanos)
+        if message.duration_nanos <= LONG_PROFILE_NS:
+            self._longest_ns = max(self._longest_ns, message.duration_nanos)
         heap = _HeapAt(message.time_nanos, message.time_nanos + message.duration_nanos, begins)
         first, last = self._first.setdefault(process, heap), self._last.setdefault(process, heap)
         if heap.rank_as_first > first.rank_as_first:

@@ -168,9 +168,10 @@ def last_times(groups: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
 def without_ended(last_ns: Numbers, count: int, profiles: Sequence[Columns]) -> Numbers:
     """Return when the last profile of each process was, -1 where it has ended; each `count` of them are of one step.
 
-    It has ended if the newest of its step is later by more than two of the longest profiles. Not known without lengths.
+    It has ended if the newest of its step is later by more than two of the longest profiles, without those that are too
+    long. Not known without lengths.
     """
-    longest_ns = max((each.longest_ns for each in profiles), default=0)
+    longest_ns = max((each.usual_ns for each in profiles), default=0)
     if not longest_ns:
         return last_ns
     steps = np.pad(last_ns, (0, -len(last_ns) % count)).reshape(-1, count)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from splunk_profiler.viewer.columns import Columns, SpanKeys, last_times, span_keys
-from splunk_profiler.viewer.model import MINUTE_NS, NO_SPAN
+from splunk_profiler.viewer.model import LONG_PROFILE_NS, MINUTE_NS, NO_SPAN
 from splunk_profiler.viewer.recording import IN_USE
 from splunk_profiler.viewer.stacks import Numbers
 
@@ -50,7 +50,9 @@ def unpack(content: bytes, names: Sequence[str]) -> Columns:
             time_ns = np.cumsum(arrays["time"], dtype=np.int64)
             weights = {name: arrays[f"weights{place}"] for place, name in enumerate(names)}
             spans = SpanKeys(*(arrays[name] for name in ("traces", "trace_of", "span_ids")))
-            lengths = (*arrays.get("longest", np.zeros(0, int)).tolist(), 0, 0, 0)[:3]  # older parts do not say them
+            lengths = arrays.get("longest", np.zeros(1, np.int64)).tolist()
+            if len(lengths) == 1:  # of an older version
+                lengths += [0, min(lengths[0], LONG_PROFILE_NS)]
             return Columns(time_ns, arrays["stack"], arrays["facets"], arrays["span"], weights, spans, *lengths)
     except (EOFError, KeyError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"a part is damaged: {error}") from None

@@ -111,6 +111,15 @@ def test_memory_of_processes_that_have_ended_is_not_in_use() -> None:
     assert (line.in_use, line.grown) == (0, 0)
 
 
+def test_a_process_that_was_stopped_for_long_keeps_no_memory_of_ended_ones() -> None:
+    memory = MemoryProfiles()
+    memory.add(profile(3400, {}, {FILL: 5 * MIB}, seconds=8), "ended")
+    for second, seconds in [(0, 3600), (3600, 8)]:
+        memory.add(profile(second, {}, {FILL: MIB}, seconds=seconds), "stopped for an hour")
+    (line,) = memory.lines()
+    assert line.in_use == MIB
+
+
 def test_parts_of_one_profile_are_added_up() -> None:
     memory = MemoryProfiles()
     for _ in range(2):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
 import numpy as np
+import pytest
 
 from splunk_profiler.viewer.columns import Columns, span_keys
-from splunk_profiler.viewer.model import NO_SPAN
+from splunk_profiler.viewer.model import DAY_NS, LONG_PROFILE_NS, NO_SPAN
 from splunk_profiler.viewer.parts import joined, pack, unpack
 
 
@@ -23,3 +27,16 @@ def test_samples_of_many_spans_stay_with_theirs_in_a_joined_part() -> None:
     whole = joined(parts)
     keys = [whole.spans.key(span) for span in whole.span.tolist()]
     assert keys == [(f"{number:032x}", f"{number:016x}") for number in (*range(1, 201), *range(1000, 1200))]
+
+
+@pytest.mark.parametrize(("longest", "usual_ns"), [((), 0), ((7,), 7), ((DAY_NS,), LONG_PROFILE_NS)])
+def test_a_part_of_an_older_version_has_what_it_says_of_lengths(longest: tuple[int, ...], usual_ns: int) -> None:
+    buffer = io.BytesIO()
+    with np.load(io.BytesIO(pack(samples_of_spans(1, 3)))) as arrays, zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in {**arrays, "longest": np.array(longest)}.items():
+            if len(array):
+                with archive.open(f"{name}.npy", "w") as member:
+                    np.lib.format.write_array(member, array)
+    found = unpack(buffer.getvalue(), ["samples"])
+    assert (found.longest_ns, found.usual_ns) == (sum(longest), usual_ns)
+    assert found.end_ns == 3 + max(1, sum(longest))

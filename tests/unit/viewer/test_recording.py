@@ -188,6 +188,8 @@ def test_memory_of_processes_that_ended_is_not_in_use() -> None:
     assert total(found, whole) == 8 + 16 + 32
     assert total(found, replace(whole, until_ns=45)) == 4 + 8 + 16
     assert found.timeline(whole, "endpoint", 2).series == [("a", [1 + 2 + 4, 8 + 16 + 32])]
+    found.note_heap("5", 45, duration_ns=DAY_NS)  # it was stopped meanwhile
+    assert total(found, whole) == 8 + 16 + 32
 
 
 def test_samples_are_by_time_whatever_order_they_came_in() -> None:
