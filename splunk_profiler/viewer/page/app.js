@@ -6,6 +6,7 @@ let overview = null, asked = 0;
 let asking = new AbortController(); // of the requests of the last question
 let state = readState();
 
+const VIEWS = new Set([...document.querySelectorAll("[data-view]")].map(({ dataset }) => dataset.view));
 const OF_FUNCTION = new Set(["sandwich", "source"]); // views
 const value = () => state.get("value") || overview.values[0]?.name || "";
 const sort = () => state.get("sort") || "own"; // of the top table
@@ -28,8 +29,8 @@ function readState() {
 }
 
 function view() {
-  const name = state.get("view") || "flame";
-  return OF_FUNCTION.has(name) && !state.get("function") ? "flame" : name;
+  const name = state.get("view");
+  return VIEWS.has(name) && (state.get("function") || !OF_FUNCTION.has(name)) ? name : "flame";
 }
 
 // Changes the address; a step of its own in the browser's history, unless it is a letter of a search.

@@ -142,6 +142,11 @@ def test_an_address_may_have_one_end_of_a_stretch(page: Page, address: str) -> N
     assert page.value("document.querySelector('#whole').hidden")
 
 
+def test_an_address_with_a_view_that_is_none_shows_the_flame_graph(page: Page, address: str) -> None:
+    page.open(f"{address}#view=none")
+    assert shown(page, "[data-view][aria-pressed=true]") == "Flame graph"
+
+
 def test_a_slash_leads_to_the_search(page: Page, address: str) -> None:
     page.open(address)
     key = "new KeyboardEvent('keydown', { key: '/', ctrlKey: true, bubbles: true, cancelable: true })"
