@@ -41,7 +41,8 @@ def _sending(words: tuple[str, ...], processes: int) -> Iterator[tuple[Target, s
     if find_spec(module) is None:
         pytest.skip(f"{module} is not there for this interpreter")
     with Receiver() as receiver:
-        with Target(*words, env=profiling_settings(receiver.url, 50)) as target:
+        # Without a name of the service, the first records of processes that set up no provider wait 5 s for one.
+        with Target(*words, env=profiling_settings(receiver.url, 50, OTEL_SERVICE_NAME="tree")) as target:
             pids = _wait_for_senders(receiver, processes)
             (exporter,) = exporters_with_variable(f"={receiver.url}")
             yield target, pids
