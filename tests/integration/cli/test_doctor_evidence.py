@@ -22,6 +22,7 @@ from exporter_processes import end_with_exporters
 
 ON = {"SPLUNK_PROFILER_ENABLED": "true"}
 _NAME = "collector.invalid"  # has an address in the proxy only
+_SERVICE_NAME = "examined"  # or the first records wait 5 s for a name
 _OTHER_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 _OTHER_FILES = ("unshare", "--user", "--map-root-user", "--mount")
 _AUTOMATIC = "import splunk_profiler; splunk_profiler.start()"
@@ -84,7 +85,10 @@ def _findings(data: dict[str, Any], verdict: str) -> dict[str, str]:
 @pytest.mark.parametrize("title", [(), ("er --queues=fast",)], ids=["short title", "long title"])
 def test_process_that_overwrote_its_environment_is_not_called_off(title: tuple[str, ...]) -> None:
     program = f"{_AUTOMATIC}\n{_OVERWRITING}"
-    with Receiver() as receiver, _service(program, *title, env=profiling_settings(receiver.url)) as target:
+    with (
+        Receiver() as receiver,
+        _service(program, *title, env=profiling_settings(receiver.url, OTEL_SERVICE_NAME=_SERVICE_NAME)) as target,
+    ):
         receiver.record()
         code, data = _examine("--pid", target.pid)
         shown = splunk_profiler("doctor", "--pid", str(target.pid)).stdout
@@ -97,7 +101,7 @@ def test_process_that_overwrote_its_environment_is_not_called_off(title: tuple[s
 
 
 def test_process_that_code_switched_on_is_not_called_off() -> None:
-    with Receiver() as receiver, _service(_STARTING, receiver.url, env={}) as target:
+    with Receiver() as receiver, _service(_STARTING, receiver.url, env={"OTEL_SERVICE_NAME": _SERVICE_NAME}) as target:
         receiver.record()
         code, data = _examine("--pid", target.pid)
     assert (code, _findings(data, "failure")) == (0, {})
@@ -154,7 +158,7 @@ def test_collector_that_only_a_proxy_reaches_is_no_failure() -> None:
 
 def test_service_that_delivers_by_its_own_proxy_is_no_failure() -> None:
     with Receiver() as receiver, ConnectProxy(_NAME, receiver.host, receiver.port) as proxy:
-        env = profiling_settings(f"http://{_NAME}:4317", http_proxy=proxy.url)
+        env = profiling_settings(f"http://{_NAME}:4317", http_proxy=proxy.url, OTEL_SERVICE_NAME=_SERVICE_NAME)
         with _service(_AUTOMATIC, env=env) as target:
             receiver.record()
             code, data = _examine("--pid", target.pid)

@@ -19,7 +19,8 @@ def _is_inside(function: str, record: dict[str, Any]) -> bool:
 
 def test_profiler_leaves_an_asyncio_alone_that_is_being_imported() -> None:
     with Receiver() as receiver:
-        env = profiling_settings(receiver.url, 10, SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64")
+        settings = {"SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64", "OTEL_SERVICE_NAME": "slow"}
+        env = profiling_settings(receiver.url, 10, **settings)
         with Target("slow_asyncio.py", env=env) as target:
             for count in (1, 2):
                 # After a capture that is sent, the worker has looked for event loops.

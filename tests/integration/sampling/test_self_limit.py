@@ -58,7 +58,11 @@ def test_too_short_an_interval_is_stretched_until_the_load_has_gone() -> None:
 
 
 def test_limit_holds_where_threads_of_the_process_export() -> None:
-    settings = {"SPLUNK_PROFILER_MAX_OVERHEAD": "1", "SPLUNK_PROFILER_EXPORTER": "thread"}
+    settings = {
+        "SPLUNK_PROFILER_MAX_OVERHEAD": "1",
+        "SPLUNK_PROFILER_EXPORTER": "thread",
+        "OTEL_SERVICE_NAME": "limited",
+    }
     with (
         Receiver() as receiver,
         Target("deep_stacks.py", "8", "40", env=profiling_settings(receiver.url, 1, **settings)) as target,

@@ -29,7 +29,7 @@ def _has_sample(function: str, labels: dict[str, str]) -> Callable[[dict[str, An
 
 def test_what_labels_decorate_is_sampled_in_threads_and_tasks() -> None:
     with Receiver() as receiver:
-        env = profiling_settings(receiver.url, 10, **_FORMAT)
+        env = profiling_settings(receiver.url, 10, OTEL_SERVICE_NAME="decorated", **_FORMAT)
         with Target("thread_roots.py", "decorated", env=env) as target:
             receiver.record(_has_sample("compute_nightly", {"job": "nightly", "source.event.name": "timer"}))
             receiver.record(_has_sample("wait_for_letters", {"job": "letters", "source.event.name": "task"}))
