@@ -160,7 +160,7 @@ def page(answers: Answers, selection: Selection, baseline: Baseline | None = Non
     return (
         answers.flame(selection, inverted=False, baseline=baseline),
         answers.facets(selection),
-        answers.timeline(selection.of_whole_time(), "service"),
+        answers.timeline(selection, "service"),
     )
 
 

@@ -149,10 +149,10 @@ class Answers:
             }
 
     def timeline(self, selection: Selection, facet: str) -> dict[str, Any]:
-        """Return the weights over the time of a selection, by a facet."""
+        """Return the weights over time, by a facet."""
         with self._lock:
             self._refreshed()
-            line = self._live.recording_of(selection).timeline(selection, facet, _BUCKETS)
+            line = self._live.recording_of(selection.of_whole_time()).timeline(selection, facet, _BUCKETS)
             times = {"start": str(line.start_ns), "step": str(line.step_ns)}
             return {**times, "series": line.series, "version": self._live.version}
 
@@ -237,14 +237,13 @@ class Answers:
             values = {}
             for name in (each["name"] for each in overview["values"]):
                 chosen = replace(selection, value=name)
-                over_time = chosen if ("near", "1") in state else chosen.of_whole_time()
                 before = baseline and baseline._replace(selection=replace(baseline.selection, value=name))
                 answers: dict[str, Any] = {
                     "flame": self.flame(chosen, False, before, function),
                     "inverted": self.flame(chosen, True, before, function),
                     "top": {sort: self.top(chosen, "", before, by_total=sort == "total") for sort in ("own", "total")},
                     "facets": self.facets(chosen),
-                    "timeline": {facet: self.timeline(over_time, facet) for facet in overview["facets"]},
+                    "timeline": {facet: self.timeline(chosen, facet) for facet in overview["facets"]},
                 }
                 if function is not None:
                     answers["source"] = self.source(chosen, function)

@@ -227,7 +227,7 @@ class Recording:
         return found
 
     def timeline(self, selection: Selection, facet: str, buckets: int) -> Timeline:
-        """Return the weights over the time of a selection, by the value of a facet, heaviest first.
+        """Return the weights over the whole time of the recording, by the value of a facet, heaviest first.
 
         There are fewer than `buckets` if these would be shorter than a profile: its samples are all at its start.
 
@@ -235,21 +235,21 @@ class Recording:
             ValueError: there is no such facet.
         """
         self._check_facets({facet})
-        first_ns, last_ns = self.period_ns()
-        start_ns = max(first_ns, selection.since_ns or 0)
-        end_ns = max(start_ns, min(last_ns, last_ns if selection.until_ns is None else selection.until_ns))
+        start_ns, end_ns = self.period_ns()
+        whole_ns = end_ns - start_ns
         usual_ns = max((columns.usual_ns for columns in self.columns()), default=0)
-        step_ns = max(1, -((start_ns - end_ns) // buckets), min(usual_ns, end_ns - start_ns))
-        start_ns -= (start_ns - first_ns) % step_ns  # to where `_profile_of` begins a step
+        step_ns = max(1, -(-whole_ns // buckets), min(usual_ns, whole_ns))
+        buckets = min(buckets, -(-whole_ns // step_ns)) or 1
+        whole = selection.of_whole_time()
         sums = (
-            self._sum_traces(selection, step_ns)[0]
+            self._sum_traces(whole, step_ns)[0]
             if facet == TRACE
-            else self._sum_values(facet, self._sum_facets(selection, step_ns) * self._allowed(selection.filters))
+            else self._sum_values(facet, self._sum_facets(whole, step_ns) * self._allowed(whole.filters))
         )
         names = [name for name, _ in sums.most_common(_MAX_SERIES)]
-        edges = start_ns + step_ns * np.arange(max(1, -((start_ns - end_ns) // step_ns)) + 1)
-        cells = np.zeros((len(names) + 1, len(edges) - 1))
-        for columns, rows in self._rows(selection, step_ns):
+        cells = np.zeros((len(names) + 1, buckets))
+        edges = start_ns + step_ns * np.arange(buckets + 1)
+        for columns, rows in self._rows(whole, step_ns):
             line, weights = self._ranks(columns, rows, facet, names), columns.weights[selection.value][rows]
             ends = np.searchsorted(columns.time_ns[rows], edges)
             for bucket in np.flatnonzero(np.diff(ends)).tolist():

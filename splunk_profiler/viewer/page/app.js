@@ -82,7 +82,7 @@ async function ask(what, more = new URLSearchParams()) {
   if (saved) return askSaved(what, more);
   const query = what === "overview" ? "" : selection();
   for (const [name, text] of more) query.append(name, text);
-  if (what === "timeline" && !state.has("near")) for (const name of ["since", "until"]) query.delete(name);
+  if (what === "timeline") for (const name of ["since", "until"]) query.delete(name); // it is of the whole time
   const address = `api/${what}?${query}`;
   if (kept.has(address)) return kept.get(address);
   const { signal } = asking;
@@ -350,7 +350,6 @@ function listen() {
   const clicks = {
     whole: selectAll, out: zoomOut, compare, swap, gone: showGone, uncompare: endComparison, all: leaveFunction,
     unfilter: clearFilters,
-    near: () => { set({ near: state.has("near") ? "" : "1" }); show(); },
     up: () => { set({ up: state.has("up") ? "" : "1" }); show(); },
     focus: () => focusOn(zoomedLast.zoomed.name, zoomedLast.zoomed.file),
   };

@@ -1,4 +1,4 @@
-// The timeline of the period, or of the stretch that is chosen, in which one can be chosen.
+// The timeline of the period, in which a stretch can be chosen.
 "use strict";
 
 // Each with a contrast of 3 to 1 to what is behind it, light or dark.
@@ -83,8 +83,7 @@ function fillPeriod() {
   const until = marked ? bucketStart(marked[1] + 1) : state.get("until") || overview.until;
   byId("period").ariaLive = marked || !isWhole() ? "polite" : "off"; // the whole grows by itself
   say(byId("period"), overview.values.length ? period(since, until) : "");
-  byId("whole").hidden = byId("near").hidden = isWhole() || Boolean(saved);
-  byId("near").ariaPressed = String(state.has("near"));
+  byId("whole").hidden = isWhole() || Boolean(saved);
 }
 
 function selectMarked() {
@@ -96,7 +95,7 @@ function selectMarked() {
 
 function selectAll() {
   marked = null;
-  set({ since: "", until: "", near: "" });
+  set({ since: "", until: "" });
   show();
 }
 

@@ -11,7 +11,7 @@ import pytest
 from browser import Page
 from profile_factory import record_body, small_profile
 from saved_samples import TRACE, append, profile_line, sample_line, span_line
-from viewer_page import IN_BROWSER, act, click, click_frame, names_in, serve, shown, shown_on
+from viewer_page import IN_BROWSER, act, click_frame, names_in, serve, shown, shown_on
 
 from splunk_profiler.viewer.profile_messages import decode_body
 
@@ -122,36 +122,6 @@ def test_a_drag_marks_what_was_there_when_it_began(page: Page, growing: Path) ->
         chosen = "[state.get('since'), state.get('until')].map(Number).map((ns) => ns / 1e9)"
         assert page.value(chosen) == [pytest.approx(6, abs=0.1)] * 2
         assert page.value("timeline !== first")
-
-
-def test_a_stretch_fills_the_timeline_to_select_a_shorter_one(page: Page, address: str, tmp_path: Path) -> None:
-    def drag_half() -> None:
-        left, top, width, height = page.box("#timeline")
-        before = page.value("document.body.dataset.shown")
-        page.drag((left + 1, top + height / 2), (left + width * 0.49, top + height / 2))
-        page.wait(f"document.body.dataset.shown !== {before!r}")
-
-    def seconds() -> float:
-        return float(page.value("Number(BigInt(timeline.step) * BigInt(timeline.series[0][1].length)) / 1e9"))
-
-    page.open(address)
-    assert not page.value("byId('near').checkVisibility()")
-    drag_half()
-    assert seconds() == pytest.approx(119, abs=1)
-    click(page, "#near")
-    assert seconds() == pytest.approx(60, abs=2)
-    drag_half()
-    assert seconds() == pytest.approx(30, abs=2)
-    assert page.value("byId('near').ariaPressed") == "true"
-    assert not page.shifts()
-    axis, link = shown(page, "#axis"), page.value("location.href")
-    page.open(page.save("[data-format=html]", tmp_path).as_uri())
-    assert shown(page, "#axis") == axis
-    page.open(link)
-    assert shown(page, "#axis") == axis
-    click(page, "#whole")
-    assert seconds() == pytest.approx(119, abs=1)
-    assert not page.value("state.has('near')")
 
 
 @pytest.mark.parametrize("button", ["left", "right"])

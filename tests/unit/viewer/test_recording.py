@@ -99,25 +99,10 @@ def test_of_what_is_in_use_the_last_profile_of_each_process_counts() -> None:
 
 def test_a_timeline_shows_the_heaviest_values_and_sums_up_the_others() -> None:
     found = recording(*((10 + place, "1", f"endpoint {place}", {"cpu": 100 - place}) for place in range(10)))
-    start_ns, step_ns, series = found.timeline(Selection("cpu"), "endpoint", 5)
+    start_ns, step_ns, series = found.timeline(Selection("cpu", 12, 13), "endpoint", 5)
     assert (start_ns, step_ns) == (10, 2)
     assert [each.value for each in series] == [*(f"endpoint {place}" for place in range(8)), OTHER]
     assert series[-1].weights == [0, 0, 0, 0, 92 + 91]
-
-
-def test_a_timeline_of_a_stretch_has_the_steps_of_the_whole_made_finer() -> None:
-    found = recording(*((time_ns, "1", "a", {"cpu": 1, "inuse_space": 7}) for time_ns in range(0, 1000, 10)))
-    whole = found.timeline(Selection("cpu"), "endpoint", 10)
-    assert (whole.start_ns, whole.step_ns, whole.series[0].weights) == (0, 100, 10 * [10])
-    stretch = found.timeline(Selection("cpu", 305, 500), "endpoint", 10)
-    assert (stretch.start_ns, stretch.step_ns, len(stretch.series[0].weights)) == (300, 20, 10)
-    assert sum(stretch.series[0].weights) == found.weights(Selection("cpu", 305, 500)).sum() == 19
-    in_use = found.timeline(Selection("inuse_space", 305, 500), "endpoint", 10)  # the last profile in each step
-    assert in_use.series[0].weights == 10 * [7]
-    beyond = found.timeline(Selection("cpu", 500, 1 << 62), "endpoint", 10)
-    assert (beyond.start_ns, beyond.step_ns, sum(beyond.series[0].weights)) == (500, 50, 50)
-    for since_ns, until_ns in ((5000, 6000), (600, 500), (1 << 62, None)):
-        assert not found.timeline(Selection("cpu", since_ns, until_ns), "endpoint", 10).series
 
 
 def test_answers_are_about_the_samples_that_there_are_now() -> None:
