@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median_high
 from typing import Any
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, parse_address
@@ -34,7 +35,7 @@ from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, NEVER_NS, TRACE, Selection, Span
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.records import HOST_STACKS, UNKNOWN_SERVICE, VERSION, RecordReader
+from splunk_profiler.viewer.records import HOST_STACKS, UNKNOWN_SERVICE, VERSION, ProfileLengths, RecordReader
 from splunk_profiler.viewer.source import Source, check_request_filters
 
 _STEPS = 120  # of the whole time, in each of which samples are counted
@@ -43,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a table, without quotes
 _LAG_NS = 30 * 10**9  # records come so much later than their time
 # A profile has the time of its beginning: what it is longer than usual it comes later. By default it lasts 10 s, and up
 # to the next snapshot.
-_USUAL_PROFILE_NS = 15 * 10**9
+_USUAL_PROFILE_NS, _SAID_LATE_NS = 15 * 10**9, 5 * 10**9
 _REFRESH_NS = 5 * 10**9
 _MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
 _MAX_SPANS = 100_000  # of a trace
@@ -62,7 +63,7 @@ class _Reading:
         unnamed: readers of samples of a period, without names of spans.
         nameless: readers of those whose spans were asked for; some of these may come later.
         asked_ns: when these were asked for last.
-        lengths: times of reading, and the longest profiles that were read then, while others may be as long.
+        lengths: of the longest profiles of each process.
     """
 
     part: Part
@@ -74,14 +75,14 @@ class _Reading:
     unnamed: list[tuple[RecordReader, Period]] = field(default_factory=list)
     nameless: list[tuple[RecordReader, Period]] = field(default_factory=list)
     asked_ns: int = 0
-    lengths: list[tuple[int, int]] = field(default_factory=list)
+    lengths: ProfileLengths = field(default_factory=dict)
 
 
 class ClickHouse(Source):
     """Some hours of a database, up to `until_ns` or else to its newest record; new ones are added after half a minute.
 
-    Profiles of more than 15 seconds come later by what they are longer. All wait for them, but not for one that is too
-    long, nor when none was read for twice that time.
+    Profiles of more than 15 seconds come later by what they are longer, and all wait for them. A process that was
+    stopped sends one that is longer than all its others, or of more than eleven minutes: it is not waited for.
 
     Raises:
         SourceError: the database cannot be asked, or has no records; or there is no such table of samples.
@@ -158,10 +159,10 @@ class ClickHouse(Source):
         self.remark = self._reach
         if self._all.left_out:
             self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
-        longest_ns = max((length_ns for _, length_ns in self._all.lengths), default=0)
+        longest_ns = max((median_high(of_process)[0] for of_process in self._all.lengths.values()), default=0)
         self._late_ns = max(0, longest_ns - _USUAL_PROFILE_NS)
-        if self._late_ns and self.follows:
-            late, longest = (each_ns // 10**9 for each_ns in (self._late_ns, longest_ns))
+        if self._late_ns >= _SAID_LATE_NS and self.follows:
+            late, longest = (-(-each_ns // 10**9) for each_ns in (self._late_ns, longest_ns))
             self.remark += f" New records come {late} s later than usual: a profile was as long as {longest} s."
         self._name_spans(self._all)
 
@@ -269,12 +270,9 @@ class ClickHouse(Source):
         if period.until_ns <= period.since_ns:
             return False
         answers = self._table.ask(reading.part, period)
-        now_ns = time.time_ns()
-        reading.lengths = [each for each in reading.lengths if each[0] + 2 * each[1] > now_ns]
         for found in answers:
-            reader = RecordReader(reading.recording)
+            reader = RecordReader(reading.recording, reading.lengths)
             reading.has_all_ids &= found.add_to(reader)
-            reading.lengths.append((now_ns, reader.longest_ns))
             reading.unread += reader.unread
             reading.left_out += found.left_out
             if found and found.unnamed_since_ns is not None:
@@ -302,7 +300,7 @@ class ClickHouse(Source):
             self._wait_for_spans(reading, reader, period)
 
     def _wait_for_spans(self, reading: _Reading, reader: RecordReader, period: Period) -> None:
-        """Keep of a reader that has read all what the names of spans are put in by, if any can still come."""
+        """Keep a reader's samples without a span name until their spans come."""
         if self._span_columns and reader.nameless():
             reader.release()
             reading.nameless.append((reader, period))

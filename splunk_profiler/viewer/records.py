@@ -48,6 +48,7 @@ _NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.
 UNKNOWN_SERVICE = "unknown service"  # in place of its name
 HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
 _SIGNALS = {f"resource{each}" for each in ("Logs", "Spans", "Metrics", "Profiles")}  # of which a request has one
+ProfileLengths = dict[str, list[tuple[int, int]]]  # lengths and times, by process
 _FRAME = struct.Struct("=ii")  # function and line
 _MAX_LINE = (1 << 31) - 1
 _MAX_WEIGHT = (1 << 63) - 1
@@ -115,14 +116,15 @@ class RecordReader:
 
     Attributes:
         unread: records of the profiling scope, spans and requests that could not be read.
-        longest_ns: of the profiles that have been read, without those that are too long.
+        lengths: by process the lengths and times of its three longest profiles up to `LONG_PROFILE_NS`.
         span_names: names of all spans that have come.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, lengths: ProfileLengths | None = None) -> None:
         self.recording = recording
+        self.lengths = {} if lengths is None else lengths
         recording.units.update(_TEXT_UNITS)
-        self.unread = self.longest_ns = 0
+        self.unread = 0
         self._stacks: dict[bytes, Stack] = {}  # by the digest of their text
         self.span_names: dict[SpanKey, str] = {}
         self._nameless: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
@@ -183,7 +185,8 @@ class RecordReader:
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         if message.duration_nanos <= LONG_PROFILE_NS:
-            self.longest_ns = max(self.longest_ns, message.duration_nanos)
+            longest = {*self.lengths.get(sender.process, ()), (message.duration_nanos, time_ns)}
+            self.lengths[sender.process] = sorted(longest)[-3:]  # of kinds that have the same time once
         if any(name.startswith(IN_USE) for name in values):
             self.recording.note_heap(sender.process, time_ns, message.duration_nanos)
         for (stack, labels), (leaf, weights) in samples.items():

@@ -25,8 +25,8 @@ def seconds_ago(seconds: float) -> int:
     return time.time_ns() - int(seconds * SECOND_NS)
 
 
-def insert_profile(database: Database, time_ns: int, seconds: int) -> None:
-    profile = replace(small_profile(), time_ns=time_ns, duration_ns=seconds * SECOND_NS)
+def insert_profile(database: Database, time_ns: int, seconds: float) -> None:
+    profile = replace(small_profile(), time_ns=time_ns, duration_ns=int(seconds * SECOND_NS))
     database.insert([profile_line(record_body(profile), time_ns=time_ns)])
 
 
@@ -143,20 +143,51 @@ def test_profiles_of_a_minute_are_waited_for_until_they_end(
     assert shown.recording.weights(SAMPLES).sum() == 2 * 1000
 
 
-def test_one_long_profile_delays_others_for_a_while_which_is_said(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_pause_profiles_of_a_minute_are_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = time.time_ns()
     database.make_tables("by_timestamp_time")
-    insert_profile(database, now_ns - 1200 * SECOND_NS, seconds=600)
+    insert_profile(database, now_ns - 600 * SECOND_NS, seconds=60)
     shown = ClickHouse(database.address, database.environment, refresh_ns=0)
-    assert "New records come 585 s later than usual: a profile was as long as 600 s." in shown.note
-    database.insert([sample_line(time_ns=now_ns + 1200 * SECOND_NS)])
-    for minutes, count in ((10, 1000), (21, 1000), (21, 1001)):  # told by one reading for the next
-        monkeypatch.setattr(time, "time_ns", lambda passed=minutes: now_ns + passed * 60 * SECOND_NS)
+    for seconds in (300, 1800):
+        monkeypatch.setattr(time, "time_ns", lambda passed=seconds: now_ns + passed * SECOND_NS)
         shown.refresh()
-        assert shown.recording.weights(SAMPLES).sum() == count
+    insert_profile(database, now_ns + 1750 * SECOND_NS, seconds=60)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 1830 * SECOND_NS)
+    shown.refresh()
+    assert shown.recording.weights(SAMPLES).sum() == 2 * 1000
+
+
+def test_a_profile_longer_than_others_of_its_process_delays_nothing(database: Database) -> None:
+    database.make_tables("by_timestamp_time")
+    now_ns = time.time_ns()
+    stopped = ((1290, 600), (1290, 600))  # of two kinds
+    for ago, seconds in ((1300, 10), *stopped, (690, 10), (100, 10)):
+        insert_profile(database, now_ns - ago * SECOND_NS, seconds=seconds)
+    shown = ClickHouse(database.address, database.environment)
+    assert shown.recording.weights(SAMPLES).sum() == 5 * 1000
     assert "later than usual" not in shown.note
+
+
+def test_the_interval_of_a_short_job_is_that_of_its_longest_profile(database: Database) -> None:
+    database.make_tables("by_timestamp_time")
+    for ago, seconds in ((600, 60), (540, 30)):
+        insert_profile(database, seconds_ago(ago), seconds=seconds)
+    assert "a profile was as long as 60 s" in ClickHouse(database.address, database.environment).note
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (19.5, ""),
+        (20.5, "New records come 6 s later than usual: a profile was as long as 21 s."),
+        (600, "New records come 585 s later than usual: a profile was as long as 600 s."),
+    ],
+)
+def test_a_delay_of_some_seconds_is_said(database: Database, seconds: float, expected: str) -> None:
+    database.make_tables("by_timestamp_time")
+    insert_profile(database, seconds_ago(1200), seconds=seconds)
+    note = ClickHouse(database.address, database.environment).note
+    assert note.partition("see --last-hours.")[2].strip() == expected
 
 
 def test_a_profile_that_is_too_long_delays_nothing_and_is_said(database: Database) -> None:
