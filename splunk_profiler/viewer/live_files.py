@@ -64,7 +64,11 @@ class LiveFiles(Source):
         """
         path = self.path
         try:
-            for path, state in self._known_files().items():
+            states = self._known_files()
+            for gone in self._unread_profiles.keys() - states:
+                del self._unread_profiles[gone], self._profiles[gone]
+                self.version += 1
+            for path, state in states.items():
                 self._read(path, state)
             self.unread = self._reader.unread + len(self._unread_profiles)
             self.remark = self._reasons()

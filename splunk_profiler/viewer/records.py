@@ -133,12 +133,12 @@ class RecordReader:
         """Read a request of logs or spans in OTLP/JSON."""
         try:
             request = json.loads(line)
-            self.unread += bool(request) and _SIGNALS.isdisjoint(request)
             for resource in request.get("resourceSpans", ()):
                 self._add_spans(resource)
             profiles = ProfileDecoder()
             for resource in request.get("resourceLogs", ()):
                 self._add_logs(resource, profiles)
+            self.unread += bool(request) and _SIGNALS.isdisjoint(request)
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             self.unread += 1
 

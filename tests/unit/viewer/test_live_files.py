@@ -119,11 +119,11 @@ def test_no_line_is_read_twice_whatever_is_in_it(tmp_path: Path) -> None:
 
 def test_what_is_no_record_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "logs.jsonl"
-    others = 'no json\n[]\n{"resourceLogs": 7}\n{"profiles": []}\n'
+    others = 'no json\n[]\n"abc"\n["a"]\n{"resourceLogs": 7}\n{"profiles": []}\n'
     path.write_text(f'{others}{{}}\n{{"resourceMetrics": []}}\n' + sample_line().replace("#1", ""), "utf-8")
     files = LiveFiles(path)
     assert not endpoints(files)
-    assert files.unread == 5
+    assert files.unread == 7
 
 
 def test_a_profile_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -140,6 +140,22 @@ def test_a_profile_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) 
     files.refresh()
     assert files.note.startswith("6 records could not be read. large.pprof: ")
     assert files.note.endswith("; 5 other files could not be read either.")
+
+
+def test_a_profile_that_could_not_be_read_is_forgotten_when_removed(tmp_path: Path) -> None:
+    path = tmp_path / "cut.pprof"
+    path.write_bytes(b"\x12")
+    (tmp_path / "other.jsonl").touch()
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    version = files.version
+    path.unlink()
+    files.refresh()
+    assert not files.note
+    assert files.version > version  # which has an open page ask
+    path.write_bytes(b"\x12")
+    files.refresh()
+    assert files.unread == 1
 
 
 @pytest.mark.parametrize("name", ["profile.speedscope.json", "profile.html", "profile.folded"])
@@ -179,7 +195,7 @@ def test_profiles_in_files_are_read_once_and_those_of_selected_traces_not(tmp_pa
     }
     assert files.unread == 1
     version = files.version
-    (tmp_path / "cut.pprof").unlink()
+    (tmp_path / "by_hand.pprof").unlink()
     files.refresh()
     assert files.version == version
 
