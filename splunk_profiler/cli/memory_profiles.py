@@ -51,7 +51,7 @@ class MemoryProfiles:
 
     records: int = 0
     allocated: Counter[Place] = field(default_factory=Counter)
-    _longest_ns: int = 0  # of a profile, without those that are too long
+    _longest_ns: int = 0  # of the profiles up to LONG_PROFILE_NS
     _first: dict[str, _HeapAt] = field(default_factory=dict)  # by process
     _last: dict[str, _HeapAt] = field(default_factory=dict)
 

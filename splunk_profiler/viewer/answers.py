@@ -48,7 +48,7 @@ class Answers:
     def __init__(self, live: Source) -> None:
         self._live = live
         self._lock = threading.Lock()
-        self._pages = 0  # that are being made
+        self._pages_being_made = 0
 
     def overview(self) -> dict[str, Any]:
         """Return the values that there are, the time, and what was read."""
@@ -221,7 +221,8 @@ class Answers:
     ) -> bytes:
         """Return one file for a browser with all answers on a selection, for each value.
 
-        Nothing is read meanwhile, also not for others: all are about the same data.
+        No new records are read meanwhile, also not for others: all are about the same ones. Of ClickHouse names of
+        spans that end meanwhile may come.
 
         Args:
             selection: of which samples; with one trace its spans are there as well.
@@ -316,18 +317,18 @@ class Answers:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Read nothing in the block, also not on other threads."""
+        """Read no new records in the block, also not on other threads."""
         with self._lock:
             self._refreshed()
-            self._pages += 1
+            self._pages_being_made += 1
         try:
             yield
         finally:
             with self._lock:
-                self._pages -= 1
+                self._pages_being_made -= 1
 
     def _refreshed(self) -> Recording:
-        if not self._pages:
+        if not self._pages_being_made:
             self._live.refresh()
         return self._live.recording
 

@@ -52,7 +52,7 @@ class Columns:
         weights: by value.
         longest_ns: the longest duration of any.
         last_end_ns: when the last one ends; 0 if it is not known.
-        usual_ns: the longest duration but of those that are too long.
+        usual_ns: the longest duration up to `LONG_PROFILE_NS`.
     """
 
     time_ns: Numbers
@@ -168,8 +168,8 @@ def last_times(groups: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
 def without_ended(last_ns: Numbers, count: int, profiles: Sequence[Columns]) -> Numbers:
     """Return when the last profile of each process was, -1 where it has ended; each `count` of them are of one step.
 
-    It has ended if the newest of its step is later by more than two of the longest profiles, without those that are too
-    long. Not known without lengths.
+    It has ended if the newest of its step is later by more than two of the longest profiles up to `LONG_PROFILE_NS`.
+    Not known without lengths.
     """
     longest_ns = max((each.usual_ns for each in profiles), default=0)
     if not longest_ns:

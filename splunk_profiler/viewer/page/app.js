@@ -332,7 +332,7 @@ function fillLinks() {
   }
 }
 
-// Draws all pictures again, for what is not told with a size or with new data.
+// Draws all pictures again, when colours or the pixel ratio change.
 function redraw() {
   for (const each of [graph, callers]) each.draw();
   if (timeline) drawTimeline();
