@@ -120,6 +120,7 @@ class ForkGate:
                 found.append(ids[1])
             else:
                 self._forget(ids)
+        frames.clear()  # the frame of this function is in it: the cycle would keep what all threads' functions hold
         return found
 
     def _forget(self, ids: tuple[int, int]) -> None:

@@ -55,6 +55,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Let objects end with their last reference, and none by a garbage collection."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Return one worker more than there are processors: many tests wait for processes of theirs."""
     return (os.cpu_count() or 1) + 1

@@ -87,7 +87,23 @@ def enable_gc_in_child() -> None:
         _gc_pauses.clear()
 
 
-def top_frames() -> dict[int, TopFrame]:
+class TopFrames(dict[int, TopFrame]):
+    """The top frames of all threads by ident, for a ``with`` block, which lets them go at its end.
+
+    The calling thread's own frames are among them, and hold them in turn: such a cycle would keep the local
+    variables of all threads until a garbage collection. A file that a function had opened would stay open.
+    """
+
+    def __enter__(self) -> TopFrames:
+        """Return the frames."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let them go."""
+        self.clear()
+
+
+def top_frames() -> TopFrames:
     """Return each thread's top frame and its location.
 
     CPython 3.11 makes a frame object even for a frame that is being left, and does not update it.
@@ -97,10 +113,14 @@ def top_frames() -> dict[int, TopFrame]:
     kept: dict[str, dict[int, FrameType]] = {}
     frame_maps = map(kept.setdefault, ["frames"], iter(sys._current_frames, None))
     rows = list(map(_LOCATION_AND_CALLER, chain.from_iterable(map(dict.values, frame_maps))))
-    return {
-        ident: TopFrame(frame, (code, lasti, module_globals), caller)
-        for (ident, frame), (code, lasti, module_globals, caller) in zip(kept["frames"].items(), rows, strict=True)
-    }
+    try:
+        return TopFrames(
+            (ident, TopFrame(frame, (code, lasti, module_globals), caller))
+            for (ident, frame), (code, lasti, module_globals, caller) in zip(kept["frames"].items(), rows, strict=True)
+        )
+    finally:
+        kept.clear()  # the frame of this function is in it
+        rows.clear()
 
 
 def collect_locations(frame: FrameType | None, limit: int) -> list[CodeLocation]:

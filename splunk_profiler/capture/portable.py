@@ -249,8 +249,7 @@ class PortableTicker:
         left out; each such attempt takes a stall.
         """
         for _ in range(_MAX_WALK_ATTEMPTS):
-            with gc_disabled():
-                tops = top_frames()
+            with gc_disabled(), top_frames() as tops:
                 now, instant = time.time_ns(), boottime_ns()
                 walks = [
                     self._walk_thread(ident, top)
@@ -258,9 +257,9 @@ class PortableTicker:
                     if not is_focused or self._is_in_filter(ident)
                 ]
                 moved = self._find_moved(tops, walks)
+                self._thread_keys.keep_only(tops.keys())
             if not moved:
                 break
-        self._thread_keys.keep_only(tops.keys())
         return now, instant, [walk for walk in walks if walk.ident not in moved]
 
     def _walk_thread(self, ident: int, top: TopFrame) -> ThreadWalk:
@@ -273,14 +272,14 @@ class PortableTicker:
 
     def _find_moved(self, tops: dict[int, TopFrame], walks: list[ThreadWalk]) -> set[int]:
         """Return the idents of threads that have run since they were walked, except the calling one."""
-        later_tops, own_ident = top_frames(), self._get_ident()
         moved = set()
-        for ident, _, _, context, labels in walks:
-            now_context, now_labels = self._marks_of(ident)
-            is_unchanged = now_context is context and now_labels is labels
-            if not (is_unchanged and tops[ident].is_at_same_location(later_tops.get(ident))):
-                moved.add(ident)
-        return moved - {own_ident}
+        with top_frames() as later_tops:
+            for ident, _, _, context, labels in walks:
+                now_context, now_labels = self._marks_of(ident)
+                is_unchanged = now_context is context and now_labels is labels
+                if not (is_unchanged and tops[ident].is_at_same_location(later_tops.get(ident))):
+                    moved.add(ident)
+        return moved - {self._get_ident()}
 
     def _resolve_thread(self, walk: ThreadWalk, thread: threading.Thread | None, previous: _Stacks) -> RawThread:
         key = self._thread_keys.key(walk.ident, thread)

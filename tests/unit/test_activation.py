@@ -231,6 +231,38 @@ print(os.waitpid(child, 0)[1])
     assert run_code(code, PYTHONWARNINGS="ignore") == "0\n"
 
 
+def test_fork_beside_a_start_keeps_no_local_variables_of_other_threads() -> None:
+    code = """
+import gc, os, threading, weakref
+from splunk_profiler.activation import ForkGate
+
+gc.disable()
+gate, things = ForkGate(), []
+started, forked = threading.Event(), threading.Event()
+
+class Thing:
+    pass
+
+def start():
+    local = Thing()
+    things.append(weakref.ref(local))
+    with gate:
+        started.set()
+        forked.wait()
+
+starter = threading.Thread(target=start)
+starter.start()
+started.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0)
+forked.set()
+starter.join()
+print(os.waitpid(child, 0)[1], things[0]())
+"""
+    assert run_code(code, PYTHONWARNINGS="ignore") == "0 None\n"
+
+
 def test_start_during_an_import_loads_neither_grpc_nor_sdk_nor_ssl(tmp_path: Path) -> None:
     (tmp_path / "application.py").write_text(
         "import sys, time, splunk_profiler as p\nassert p.start()\n"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
+import weakref
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
@@ -46,6 +49,33 @@ def test_the_ticker_runs_until_it_is_stopped(ticker: Ticker) -> None:
     assert counters.due == counters.captured + counters.missed
     while ticker.drain(SECOND_NS):
         pass  # a stopped ticker does not wait
+
+
+class _Thing:
+    """An object with weak references."""
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_locals_of_sampled_functions_end_with_them_not_at_a_collection(ticker: Ticker) -> None:
+    things: list[weakref.ref[_Thing]] = []
+    ready, sampled = threading.Event(), threading.Event()
+
+    def hold(call: Callable[[], object]) -> None:
+        local = _Thing()
+        things.append(weakref.ref(local))
+        call()
+
+    def wait() -> None:
+        ready.set()
+        sampled.wait()
+
+    other = threading.Thread(target=hold, args=(wait,))
+    other.start()
+    ready.wait()
+    hold(ticker.capture)
+    sampled.set()
+    other.join()
+    assert [thing() for thing in things] == [None, None]
 
 
 def test_a_walker_that_cannot_be_had_is_replaced_and_the_reason_given() -> None:
