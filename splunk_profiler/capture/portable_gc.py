@@ -90,7 +90,10 @@ class CollectionLog:
         """
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback has this frame, and those that the collector interrupted
         for _ in range(len(self._logged)):
             yield self._logged.popleft()
 

@@ -138,15 +138,13 @@ class DatadogSink:
         elif not self._addresses:
             getaddrinfo = real("socket", "getaddrinfo")
             self._addresses = getaddrinfo(self._agent.host, self._agent.port, type=socket.SOCK_STREAM)
-        last_error = OSError("it has no address")
         for address in self._addresses:
             try:
                 return self._connect_to(address, deadline_s)
-            except OSError as error:  # "localhost" has two addresses, of which one often fails
-                last_error = error
-                if self._is_cancelled():
-                    break
-        raise last_error
+            except OSError:  # "localhost" has two addresses, of which one often fails
+                if address is self._addresses[-1] or self._is_cancelled():
+                    raise
+        raise OSError("it has no address")
 
     def _connect_to(self, address: Any, deadline_s: float) -> socket.socket:
         family, kind, protocol, _, destination = address

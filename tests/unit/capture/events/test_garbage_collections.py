@@ -383,11 +383,17 @@ def test_error_in_the_callback_is_raised_once_to_the_worker_only(
             if failures:
                 raise failures.pop()
 
+    def hold_and_collect() -> weakref.ref[Thing]:
+        local = Thing()
+        collect_often(3)
+        return weakref.ref(local)
+
     failing: Any = FailingVar()
     ticker = portable_ticker(CollectionLog(labels_var=failing, min_interval_ns=0))
     with recording(ticker):
-        collect_often(3)
+        local = hold_and_collect()
     with pytest.raises(LookupError, match="once"):
         ticker.drain_collections()
+    assert local() is None, "the error keeps what the functions held that were interrupted"
     assert [seen.collection_count for seen in ticker.drain_collections()] == [2, 1]
     assert said == []

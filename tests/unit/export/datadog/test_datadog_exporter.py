@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from http.client import HTTPConnection
@@ -123,6 +124,23 @@ def test_an_agent_that_is_not_there_is_named_with_the_setting() -> None:
     assert outcome.export_status is ExportStatus.RETRY
     assert f"no Datadog agent can be reached at http://localhost:{port} (Connection refused)" in outcome.detail
     assert "SPLUNK_PROFILER_OUTPUT" in outcome.detail
+
+
+class WatchedForm(Form):
+    """A form that weak references can refer to."""
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_form_that_no_agent_has_taken_ends_without_a_collection() -> None:
+    forms: list[weakref.ref[Form]] = []
+
+    def form(_profile: Profile) -> Form:
+        made = WatchedForm((), b"")
+        forms.append(weakref.ref(made))
+        return made
+
+    assert sink_of(unused_port(), form=form).export(BATCH).export_status is ExportStatus.RETRY
+    assert [made() for made in forms] == [None]
 
 
 def test_a_host_without_an_address_is_named() -> None:
