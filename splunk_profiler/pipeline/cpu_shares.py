@@ -14,7 +14,8 @@ from functools import lru_cache
 
 from splunk_profiler.model import Thread
 
-_NUMBER = re.compile(r"\d+")
+_DEFAULT_NAME = re.compile(r"(Thread|Dummy)-\d+")  # says nothing of what a thread does
+_LAST_NUMBER = re.compile(r"\d+(?=$| \()")  # before the function that CPython adds to a default name
 _MAX_SHARES = 4_096
 
 
@@ -58,9 +59,10 @@ class _Share:
 class CpuShares:
     """CPU time that is in no sample yet, of each thread, and of those that have ended together by kind.
 
-    Threads are of one kind if only numbers in their names differ, as in a pool. Beside busy processes, or with few
-    samples, many a thread runs in none of its samples. Those of its kind stand for it then: where it used its time is
-    where they did. For threads that have ended, all others that have ended do so at last.
+    Threads are of one kind if only the last numbers of their names differ, as in a pool: those before it tell pools
+    apart. Beside busy processes, or with few samples, many a thread runs in none of its samples. Those of its kind
+    stand for it then: where it used its time is where they did. For threads that have ended, all others that have
+    ended do so at last.
     """
 
     def __init__(self) -> None:
@@ -122,7 +124,7 @@ class CpuShares:
 
 @lru_cache(maxsize=4096)
 def _kind_of(name: str) -> str:
-    return _NUMBER.sub("", name)
+    return name if _DEFAULT_NAME.fullmatch(name) else _LAST_NUMBER.sub("", name)
 
 
 def _distribute_cpu(cpu_ns: int, weights_ns: Counter[Bucket]) -> None:

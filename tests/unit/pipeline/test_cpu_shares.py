@@ -6,6 +6,7 @@ import random
 import tracemalloc
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,6 +135,28 @@ def test_shares_of_a_thread_that_was_not_seen_to_run_are_for_its_kind() -> None:
     shares.distribute()
     assert (ran.cpu_ns, waited.cpu_ns, other.cpu_ns, alone.cpu_ns) == (6 * MS, 0, 5 * MS, 0)
     assert shares.undistributed_ns() == 4 * MS
+
+
+@pytest.mark.parametrize(
+    ("seen", "not_seen", "is_alike"),
+    [
+        ("ThreadPoolExecutor-0_0", "ThreadPoolExecutor-0_11", True),
+        ("ThreadPoolExecutor-0_0", "ThreadPoolExecutor-1_0", False),
+        ("cache_3", "cache_12", True),
+        ("worker-1", "worker-2", True),
+        ("shard-1-worker-1", "shard-2-worker-1", False),
+        ("Thread-3", "Thread-12", False),
+        ("Dummy-1", "Dummy-2", False),
+        ("Thread-3 (serve)", "Thread-12 (serve)", True),
+        ("Thread-3 (serve_v1)", "Thread-12 (serve_v2)", False),
+    ],
+)
+def test_threads_stand_for_others_of_their_pool_alone(seen: str, not_seen: str, is_alike: bool) -> None:
+    shares, ran, waited = CpuShares(), Bucket(0), Bucket(0)
+    shares.add(Thread(1, seen, 1, 1), ran, 3 * MS, PERIOD_NS, PERIOD_NS)
+    shares.add(Thread(2, not_seen, 2, 2), waited, 2 * MS, 0, 0)
+    shares.distribute()
+    assert (ran.cpu_ns, shares.undistributed_ns()) == ((5 * MS, 0) if is_alike else (3 * MS, 2 * MS))
 
 
 def snapshot(number: int, samples: list[tuple[Stack, int, int]]) -> Snapshot:
