@@ -160,7 +160,7 @@ class SnapshotBuilder:
             delta = self._thread_times.charge(_usage_key(state.info), state.info.start_time, state.cpu_ns, reason)
         if reason is not None:
             return None
-        weight_ns = _cpu_weight_ns(state, delta.wall_ns, period_ns) if self._has_times else None
+        weight_ns = _cpu_weight_ns(state, delta, period_ns) if self._has_times else None
         sample = make_thread_sample(state, delta, last.cpu_ns, captured.instant_ns, weight_ns)
         return Sample(captured.time_ns, period_ns, sample, state.span, state.labels)
 
@@ -204,9 +204,11 @@ def _usage_key(info: CapturedThread) -> int:
     return info.thread.native_id or -info.thread.index
 
 
-def _cpu_weight_ns(state: ThreadState, wall_ns: int, period_ns: int) -> int | None:
+def _cpu_weight_ns(state: ThreadState, delta: ThreadTimeDelta, period_ns: int) -> int | None:
     if state.state is None:
         return None
     if state.state != STATE_RUNNING:
         return 0
-    return round(wall_ns / period_ns) * period_ns or period_ns  # for its own deadline and those that passed before it
+    # For its own deadline and those that passed before it, unless they did while the process was frozen.
+    ran_ns = min(delta.wall_ns, delta.cpu_ns + period_ns)
+    return round(ran_ns / period_ns) * period_ns or period_ns
