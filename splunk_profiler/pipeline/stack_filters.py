@@ -17,9 +17,8 @@ _INTERNAL_NAMESPACES = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry
 _LABELS_NAMESPACE = "splunk_profiler.user_labels."  # its decorator calls what the application gave it
 _INTERNAL_THREAD_NAMES = ("splunk-profiler-", "OtelBatch", "OtelPeriodic")
 _INTERNAL_TARGETS = ("(channel_spin)", "(_poll_wrapper)")  # functions of gRPC, as `Thread` adds them to its names
-_GRPC_THREAD_FUNCTIONS = frozenset({"channel_spin", "_poll_connectivity", "_deliver", "_serve"}) | frozenset(
-    {"consume_request_iterator", "_consume_request_iterator"}
-)
+# Its other threads are the application's: they serve its calls, iterate over its requests, or run its callbacks alone.
+_GRPC_THREAD_FUNCTIONS = frozenset({"channel_spin", "_poll_connectivity"})
 
 _WAIT_NAMES = {
     ("threading", "wait"): "condition",
@@ -50,6 +49,7 @@ _WAIT_NAMES = {
     ("popen_fork", "poll"): "process to end",
     ("gevent.hub", "run"): "events",
     ("grpc._channel", "_blocking"): "gRPC",
+    ("grpc._server", "_serve"): "events",
     ("uvicorn.server", "run"): "events",
     ("asyncio.runners", "run"): "events",
 }
@@ -82,7 +82,7 @@ def has_internal_name(name: str) -> bool:
 
 
 def is_internal(stack: Stack) -> bool:
-    """Return True for threads of the profiler, the OpenTelemetry SDK, gRPC and those without Python frames.
+    """Return True for threads of the profiler, the OpenTelemetry SDK, gRPC's clients and those without Python frames.
 
     The thread's first function decides, whatever its name. A truncated stack counts as the application's, and so does
     one that ends with `Thread.run`: the application has given it a function in C, such as ``run_forever`` of uvloop.

@@ -12,7 +12,8 @@ import threading
 import time
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -92,7 +93,47 @@ def now_and_then() -> dict[str, Any]:
     return {"cpu_ns": time.process_time_ns() - began_ns}
 
 
-SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {each.__name__: each for each in (decorated, in_c, now_and_then)}
+def compress_part() -> bytes:
+    until_s = time.thread_time() + 0.02
+    while time.thread_time() < until_s:
+        pass
+    return b"part"
+
+
+def authorize() -> None:
+    time.sleep(0.5)
+
+
+def given_to_grpc() -> dict[str, Any]:
+    """Functions that gRPC calls on threads of its own: the iterator of a stream, and an interceptor."""
+    import grpc  # noqa: PLC0415  # after the profiler's exporter
+
+    waited_ns = 0
+
+    class Interceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # gRPC has no types here
+        def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+            nonlocal waited_ns
+            began_ns = time.monotonic_ns()
+            authorize()
+            waited_ns += time.monotonic_ns() - began_ns
+            return continuation(details)
+
+    def upload(parts: Iterator[bytes], _context: Any) -> bytes:
+        return b"".join(parts)
+
+    handler = grpc.method_handlers_generic_handler("shop", {"Upload": grpc.stream_unary_rpc_method_handler(upload)})
+    server = grpc.server(ThreadPoolExecutor(1), [handler], [Interceptor()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer = channel.stream_unary("/shop/Upload")(compress_part() for _ in range(50))
+    server.stop(None)
+    return {"bytes": len(answer), "waited_ns": waited_ns}
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    each.__name__: each for each in (decorated, in_c, now_and_then, given_to_grpc)
+}
 
 
 def main() -> None:

@@ -56,3 +56,15 @@ def test_thread_of_c_code_has_the_time_of_its_python_code_only() -> None:
     assert sum(one.count for one in waits) >= 2, "each call is longer than two periods"
     assert sum(one.cpu_ns for one in waits) < 0.1 * run.ledger["cpu_ns"]
     assert sum(one.cpu_ns for one in samples) >= 0.9 * run.ledger["cpu_ns"]
+
+
+def test_what_grpc_calls_on_its_own_threads_is_the_applications() -> None:
+    run = run_target("thread_roots.py", "given_to_grpc", **_FORMAT)
+    samples = all_samples([read(record) for record in run.records])
+
+    def of(function: str) -> list[ProfileSample]:
+        return [one for one in samples if f"__main__.{function}" in one.functions]
+
+    assert run.ledger["bytes"] == 50 * len("part")
+    assert sum(one.cpu_ns for one in of("compress_part")) == pytest.approx(1e9, rel=0.15)
+    assert sum(one.wall_ns for one in of("authorize")) == pytest.approx(run.ledger["waited_ns"], rel=0.15)
