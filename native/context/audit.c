@@ -25,11 +25,19 @@ typedef struct {
     size_t count, capacity;
 } audited_threads;
 
+/* Return true if the thread is starting, ending or could not be started. Before 3.12 its state has the ident of the
+ * thread that starts it, and a failed start leaves the state listed for ever. */
+static bool has_no_context(const PyThreadState *state)
+{
+    compat_frame *const *slot = compat_frame_slot(state);
+    return compat_is_ending(state) || (state->context == NULL && (slot == NULL || *slot == NULL));
+}
+
 /* Return false if there is no room. Head lock held: allocates nothing and releases nothing. */
 static bool copy_contexts(PyInterpreterState *interp, audited_threads *audited)
 {
     for (PyThreadState *state = compat_first_thread(interp); state != NULL; state = state->next) {
-        if (compat_is_ending(state)) {
+        if (has_no_context(state)) {
             continue;
         }
         if (audited->count == audited->capacity) {

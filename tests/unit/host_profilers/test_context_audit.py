@@ -144,6 +144,23 @@ def test_a_thread_that_is_just_finding_out_is_skipped(publishing: InstalledPubli
     _context.detach(token)
 
 
+def test_a_thread_that_could_not_start_another_is_compared(publishing: InstalledPublisher, memory: OwnMemory) -> None:
+    """Before CPython 3.13 the failed start leaves a thread state behind, with the ident of the thread that tried."""
+
+    def fail_and_switch_unseen() -> Any:
+        size = threading.stack_size(1 << 62)  # more than any system has room for
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threading.Thread(target=print).start()
+        threading.stack_size(size)
+        publishing.attach(known(FIRST))
+        publishing.variable.set({SPAN_KEY: known(SECOND)})
+        return memory.elastic_slot()
+
+    with waiting_thread(fail_and_switch_unseen) as slot:
+        assert _context.audit() == (2, 1)
+        assert memory.elastic(slot) == shown(SECOND)
+
+
 def test_two_hundred_threads_are_compared_at_once(publishing: InstalledPublisher) -> None:
     ready, leave = threading.Barrier(201), threading.Event()
 
