@@ -5,6 +5,7 @@ Pure; imports nothing of ours. Runs once for each place in the code.
 
 from __future__ import annotations
 
+import opcode
 import sys
 from opcode import opname
 from types import CodeType
@@ -24,7 +25,7 @@ def lock_call(code: CodeType, lasti: int) -> str:
 
     Empty for any other. A thread that waits there, in no Python function, waits for a lock, or for what is used
     like one; in ``get``, for a queue in C (`queue.SimpleQueue`). With positional arguments only, as in `dict.get(key)`,
-    it does not wait: the thread only gave up the GIL at the end of the call. (A `get(True, 5)` of a queue does.)
+    it does not wait: the thread only gave up the GIL at the end of the call. The first one of a queue is ``True``.
     """
     may_enter_block = getattr(code, "co_exceptiontable", True)
     may_call = any(method in code.co_names for method in _METHODS)
@@ -60,10 +61,22 @@ def _loaded_method(code: CodeType, instructions: bytes, lasti: int) -> str:
     if at < 0 or opname[instructions[at]] not in LOADS_METHOD:
         return ""
     name = loaded_name(code, instructions, at)
-    if name == "get" and instructions[lasti + 1]:
-        names_arguments = any(opname[each] in _NAMES_ARGUMENTS for each in instructions[at + 2 : lasti + 2 : 2])
-        return name if names_arguments else ""
+    if name == "get" and instructions[lasti + 1] and not _may_wait(code, instructions[at + 2 : lasti + 2]):
+        return ""
     return name if name in _METHODS else ""
+
+
+def _may_wait(code: CodeType, arguments: bytes) -> bool:
+    """Return True if a call of ``get`` has named arguments, or ``True`` as its first."""
+    loads = [(opname[each], arguments[2 * i + 1]) for i, each in enumerate(arguments[::2]) if each != _CACHE]
+    return any(name in _NAMES_ARGUMENTS for name, _ in loads) or _constant(code, *loads[0]) is True
+
+
+def _constant(code: CodeType, name: str, index: int) -> object:
+    """Return what an instruction loads; None if that is no constant."""
+    if name == "LOAD_COMMON_CONSTANT":
+        return getattr(opcode, "_common_constants", ())[index]
+    return code.co_consts[index] if name == "LOAD_CONST" else None
 
 
 def loaded_name(code: CodeType, instructions: bytes, at: int) -> str:

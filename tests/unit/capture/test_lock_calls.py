@@ -63,11 +63,17 @@ def acquire_with_arguments(shop: Shop) -> None:
 def get(shop: Shop) -> None:
     shop.lock.get()
     shop.lock.get(True, timeout=TIMEOUT_S)
+    shop.lock.get(True)
+    shop.lock.get(True, 5)
+    shop.lock.get(True, TIMEOUT_S)
 
 
 def look_up(shop: Shop) -> None:
     shop.lock.get(shop)
     shop.lock.get(TIMEOUT_S, None)
+    shop.lock.get(TIMEOUT_S, True)
+    shop.lock.get(False)
+    shop.lock.get(1, 5)
 
 
 def call_others(shop: Shop) -> None:
@@ -84,8 +90,8 @@ def call_others(shop: Shop) -> None:
         (enter_two, ["with", "with", "", ""]),
         (acquire, ["acquire", ""]),
         (acquire_with_arguments, ["acquire", "acquire", ""]),
-        (get, ["get", "get"]),
-        (look_up, ["", ""]),
+        (get, ["get"] * 5),
+        (look_up, [""] * 5),
         (call_others, ["", "", "", ""]),
     ],
 )
