@@ -10,6 +10,8 @@ export PIP_COMPILE ?= 0
 export UWSGI_PROFILE ?= pyonly
 export APPEND_CFLAGS ?= -O0
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check
+# Elsewhere the extensions may fail to build. Here tests of what does not compile would be left out.
+NATIVE := $(if $(shell command -v $(CC)),REQUIRE_NATIVE_PARTS=1)
 BUILD  := pyproject.toml CMakeLists.txt $(wildcard native/*/* native/*/*/*)
 
 C      := $(wildcard native/*/*.[ch] native/*/*/*.[ch] tests/*/*.[ch] tests/*/*/*.[ch])
@@ -64,10 +66,10 @@ $(VENV)/bin/python:
 
 # The test set holds the demo's, so a machine that has it needs no second installation for the demo.
 $(VENV)/.ready-demo: $(BUILD) | $(VENV)/bin/python
-	@if [ -e $(VENV)/.ready-test ]; then set -x; $(PIP) install --quiet --editable '.[test-once]' && touch $(VENV)/.ready-test; \
+	@if [ -e $(VENV)/.ready-test ]; then set -x; $(NATIVE) $(PIP) install --quiet --editable '.[test-once]' && touch $(VENV)/.ready-test; \
 	else set -x; $(PIP) install --quiet --editable '.[demo]'; fi
 	@touch $@
 
 $(VENV)/.ready-test: $(BUILD) | $(VENV)/bin/python
-	$(PIP) install --quiet --editable '.[test-once]'
+	$(NATIVE) $(PIP) install --quiet --editable '.[test-once]'
 	@touch $@ $(VENV)/.ready-demo

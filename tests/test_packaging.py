@@ -82,6 +82,20 @@ def test_without_a_compiler_the_wheel_is_built_without_the_walker(tmp_path: Path
     assert not [name for name in names if name.endswith(".so")]
 
 
+def test_make_setup_fails_where_a_compiler_does_not_build_the_walker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["make", "--dry-run", "--always-make", "setup"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (install,) = [line for line in done.stdout.splitlines() if "test-once" in line]
+    name, _, value = install.partition(" ")[0].partition("=")
+    monkeypatch.setenv(name, value)
+    sources = copy_sources(tmp_path)
+    (sources / "CMakeLists.txt").write_text('message(FATAL_ERROR "cannot be built")')
+    with pytest.raises(AssertionError, match="cannot be built"):
+        build_wheel(sources, os.environ["PATH"])
+
+
 def _make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
 
