@@ -50,6 +50,17 @@ def test_the_wheel_holds_the_licence(wheel: zipfile.ZipFile) -> None:
     assert [name for name in wheel.namelist() if name.endswith("/LICENSE")]
 
 
+def test_links_on_the_package_page_lead_to_files_of_the_repository(wheel: zipfile.ZipFile) -> None:
+    metadata = _metadata(wheel)
+    targets = re.findall(r"]\(([^)]+)\)", str(metadata.get_payload()))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert targets
+    repository = re.escape(next(url for url in metadata.get_all("Project-URL", []) if "Homepage" in url).split()[-1])
+    files = [re.sub(rf"^{repository}/(blob|raw)/main/", "", target) for target in targets]
+    assert not [file for file, target in zip(files, targets, strict=True) if file == target]
+    assert not [file for file in files if not (ROOT / file).exists()]
+
+
 def test_dependencies_are_ranges(wheel: zipfile.ZipFile) -> None:
     required = [line for line in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in line]
     assert any(line.startswith("opentelemetry-sdk") for line in required)
