@@ -19,6 +19,7 @@ from errno import EBADF
 from pathlib import Path
 
 from splunk_profiler.host_profilers.process_storage import MAX_PATH_BYTES
+from splunk_profiler.system.descriptors import file_of
 
 _NAME_PREFIX = "splunk-profiler-"
 _STANDARD_STREAMS = 3
@@ -47,7 +48,7 @@ class MessageSocket:
         for attempt in range(_ATTEMPTS):
             try:
                 Path(self._directory).mkdir(parents=True, exist_ok=True)
-                self._socket, self._inode = _bind_socket(self.path)
+                self._socket, self._file = _bind_socket(self.path)
                 return
             except OSError as error:
                 if error.errno != EBADF or attempt == _ATTEMPTS - 1:  # EBADF: the application has closed it
@@ -83,8 +84,8 @@ class MessageSocket:
     @property
     def is_open(self) -> bool:
         """False if the application has closed the socket, as daemons close all descriptors."""
-        found = _inode(self._socket)
-        return found is not None and found == self._inode
+        found = file_of(self._socket.fileno())
+        return found is not None and found == self._file
 
     def fileno(self) -> int:
         """Return the socket's descriptor, which does not block."""
@@ -100,15 +101,6 @@ class MessageSocket:
         if self._pid == os.getpid():
             with suppress(OSError):  # it is gone, or its directory cannot be written to
                 Path(self.path).unlink()
-
-
-def _inode(new_socket: _socket.socket) -> tuple[int, int] | None:
-    """Return device and inode of the socket's descriptor; None if it is closed."""
-    try:
-        found = os.fstat(new_socket.fileno())
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def new_path(directory: str) -> str:
@@ -129,17 +121,17 @@ def new_path(directory: str) -> str:
 def _bind_socket(path: str) -> tuple[_socket.socket, tuple[int, int] | None]:
     """Return a socket with that name, and its device and inode."""
     new_socket = _datagram_socket()
-    inode = _inode(new_socket)
+    file = file_of(new_socket.fileno())
     try:
         os.fchmod(new_socket.fileno(), 0o600)  # before `bind`: the file gets the mode of the socket
         new_socket.bind(path)
     except BaseException:
-        if _inode(new_socket) == inode:
+        if file_of(new_socket.fileno()) == file:
             new_socket.close()
         else:
             new_socket.detach()  # the application may have reused the number
         raise
-    return new_socket, inode
+    return new_socket, file
 
 
 def _datagram_socket() -> _socket.socket:

@@ -6,11 +6,11 @@ Runs on the thread that writes the line. Imported once, by `process`: it takes t
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from splunk_profiler.system.descriptors import file_of
 from splunk_profiler.system.guard import is_interrupt, logger, plain_line
 from splunk_profiler.system.threads import Worker, delaying_forks, is_profiler_thread, real, threads_are_greenlets
 
@@ -26,21 +26,12 @@ class _StandardError:
 
     def note(self) -> None:
         """Note which file it is; none, if the interpreter was started without one."""
-        self._file = None if sys.__stderr__ is None else _file_of(_STDERR)
+        self._file = None if sys.__stderr__ is None else file_of(_STDERR)
 
     def write(self, line: bytes) -> None:
         """Write a line, unless standard error is not there."""
-        if self._file is not None and _file_of(_STDERR) == self._file:
+        if self._file is not None and file_of(_STDERR) == self._file:
             real("os", "write")(_STDERR, line)
-
-
-def _file_of(descriptor: int) -> tuple[int, int] | None:
-    """Return device and inode; None if the descriptor is closed."""
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 class LineHandler:

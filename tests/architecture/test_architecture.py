@@ -55,7 +55,10 @@ NEVER: dict[str, set[str]] = {
     "config.preload": {"config"},
     "config.otlp_transport": {"os"},
     "system": {"opentelemetry", "grpc", "rich"},
-    **{f"system.{name}": {"system"} for name in ("import_locks", "method_patch", "printable", "private_files")},
+    **{
+        f"system.{name}": {"system"}
+        for name in ("descriptors", "import_locks", "method_patch", "printable", "private_files")
+    },
     "system.guard": {"system.threads"},
     "system.threads": {"system.call_queue", "system.context_values"},
     "system.call_queue": {"system.guard"},
