@@ -10,11 +10,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 
 from splunk_profiler.raw import RawThread
 from splunk_profiler.system.printable import shortened
 from splunk_profiler.system.threads import active_threads, read_proc_file
 
+MAX_NUMBER = 1 << 31  # half of what its field in the stream takes
 _MAX_TRANSIENT_THREADS = 16_384
 
 
@@ -23,7 +25,7 @@ class ThreadInfo:
     """A thread as of its last capture.
 
     Attributes:
-        number: in the order of first sight, from 1; never reused.
+        number: in the order of first sight, from 1. After two billion it begins anew with what no thread has.
         start_ns: start on the boot-time clock, with the earliest and the latest instant; zeros if not known.
         python_thread: the `threading.Thread`, which ends with the application's last use of it; None if there is
             none, or none was seen yet.
@@ -66,6 +68,7 @@ class ThreadRegistry:
         self._ended: dict[int, ThreadInfo] = {}  # left in the last snapshot; late events may refer to them
         self._transient: dict[int, ThreadInfo] = {}  # seen since the last snapshot, and in none
         self._last_number = 0
+        self._reuses_numbers = False
 
     def find(self, raw_thread: RawThread) -> ThreadInfo | None:
         """Return a thread that is known."""
@@ -74,8 +77,7 @@ class ThreadRegistry:
 
     def add(self, raw_thread: RawThread, instant_ns: int) -> ThreadInfo:
         """Return a new thread, of a capture at `instant_ns`; it is transient until `keep` has it."""
-        self._last_number += 1
-        info = self._describe_thread(raw_thread, self._last_number, instant_ns)
+        info = self._describe_thread(raw_thread, self._next_number(), instant_ns)
         if len(self._transient) > _MAX_TRANSIENT_THREADS:
             self._transient.clear()
         self._transient[raw_thread.key] = info
@@ -93,6 +95,16 @@ class ThreadRegistry:
     def take_renamed(self) -> list[ThreadInfo]:
         """Return the threads whose names have changed since the last call."""
         return [info for info in self._live.values() if info.update_name()]
+
+    def _next_number(self) -> int:
+        number = self._last_number + 1
+        if number > MAX_NUMBER:
+            number, self._reuses_numbers = 1, True
+        if self._reuses_numbers:
+            known = {info.number for part in (self._live, self._ended, self._transient) for info in part.values()}
+            number = next(each for each in count(number) if each not in known)
+        self._last_number = number
+        return number
 
     def _describe_thread(self, raw_thread: RawThread, number: int, instant_ns: int) -> ThreadInfo:
         """Describe a thread on its first capture; it may have ended since, and another one may have its ids."""
