@@ -230,8 +230,9 @@ def _remove_abandoned(path: Path) -> None:
 
 def _service_name(resource: Resource) -> str:
     """Return the service's name, escaped for a file name."""
-    name = str(resource.attributes.get("service.name", "")).lstrip(".")
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_MAX_SERVICE_NAME_LENGTH] or "unknown"
+    name = resource.attributes.get("service.name")
+    text = name.lstrip(".") if isinstance(name, str) else ""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:_MAX_SERVICE_NAME_LENGTH] or "unknown"
 
 
 def _format_time(time_ns: int) -> str:

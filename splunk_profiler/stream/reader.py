@@ -305,10 +305,17 @@ def _size_of_kind(kind: EventKind) -> int:
     return len(kind.name) + sum(map(len, (*kind.count, *(kind.amount or ()))))
 
 
+def _restore_bytes(found: dict[str, Any]) -> Any:
+    return bytes.fromhex(found[records.BYTES_KEY]) if records.BYTES_KEY in found else found
+
+
+_JSON = json.JSONDecoder(object_hook=_restore_bytes)
+
+
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = _JSON.decode(text)
+    except (ValueError, TypeError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise StreamError("a field is no JSON object")

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, get_args
 
+BYTES_KEY = "\0bytes"  # in a JSON object
 HEADER = b"SPLPROF\x05"  # the last byte is the version
 MAX_RECORD_BYTES = 4 << 20  # of one record; a snapshot of 100,000 changed threads fits
 CAPACITY = {"frame": 16_384, "stack": 4096, "thread": 65_536, "span": 8192, "label set": 4096, "kind": 64}
@@ -43,7 +44,8 @@ class StartRecord(NamedTuple):
 class ResourceRecord(NamedTuple):
     """The resource of the process from now on: attributes as a JSON object, and the URL of their schema.
 
-    `is_final` is 0 while the service has set none: then these are what the profiler adds to the detected one.
+    `is_final` is 0 while the service has set none: then these are what the profiler adds to the detected one. Bytes
+    among the attributes are an object with the key `BYTES_KEY` and their hexadecimal digits.
     """
 
     is_final: U8

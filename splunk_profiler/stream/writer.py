@@ -14,6 +14,7 @@ from splunk_profiler.model import EventKind, Frame, SpanRef, Stack
 from splunk_profiler.stream import records
 from splunk_profiler.stream.codec import check_size, encode
 from splunk_profiler.stream.records import (
+    BYTES_KEY,
     CAPACITY,
     HEADER,
     TRIMMING,
@@ -31,7 +32,6 @@ from splunk_profiler.stream.records import (
 RENEWED_AFTER = 1 << 31  # definitions of a kind: its field of 32 bits has room until the next snapshot
 
 Labels = tuple[tuple[str, str], ...]
-_JSON = json.JSONEncoder(default=str, separators=(",", ":"))
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -196,6 +196,13 @@ class StreamWriter:
         return number
 
 
+def _to_json(value: object) -> object:
+    return {BYTES_KEY: value.hex()} if isinstance(value, bytes) else str(value)
+
+
+_JSON = json.JSONEncoder(default=_to_json, separators=(",", ":"))
+
+
 def json_object(values: Mapping[str, object]) -> str:
-    """Return the text of a field that is a JSON object; values that JSON does not have become texts."""
+    """Return the text of a field that is a JSON object; values that JSON does not have become texts, but for bytes."""
     return _JSON.encode(dict(values)) if values else "{}"

@@ -23,6 +23,7 @@ from splunk_profiler.system.threads import yield_gil
 from splunk_profiler.version import __version__
 
 LIBRARY_NAME = "splunk-profiler"
+_PLAIN_TYPES = (str, bool, int, float)
 _MAX_TAG_LENGTH = 200  # the backend cuts longer ones
 # Attributes that describe the process and the SDK, not the service.
 _EXCLUDED_PREFIXES = ("process.", "telemetry.", "service.instance.id", "container.id")
@@ -86,7 +87,7 @@ class ProfileFormEncoder:
             for name, value in attributes.items()
             if name not in known_attributes
             and not name.startswith(_EXCLUDED_PREFIXES)
-            and isinstance(value, str | bool | int | float)
+            and isinstance(value, _PLAIN_TYPES)
         }
         custom_tags = {
             _sanitize_tag(name).replace(":", "_"): _sanitize_tag(value)
@@ -132,7 +133,9 @@ def _sanitize_tag(value: Any) -> str:
 
 
 def _strip_unprintable(value: Any) -> str:
-    return "".join(character for character in str(value) if character.isprintable()).strip()
+    """Return a plain value as text; empty for any other: no tag has a list."""
+    text = value if isinstance(value, str) else str(value) if isinstance(value, _PLAIN_TYPES) else ""
+    return "".join(character for character in text if character.isprintable()).strip()
 
 
 def _format_time(time_ns: int) -> str:

@@ -115,7 +115,11 @@ def _to_any_value(value: Any) -> AnyValue:  # noqa: PLR0911  # one of each kind
         return AnyValue(array_value=ArrayValue(values=[_to_any_value(item) for item in value]))
     if isinstance(value, Mapping):
         return AnyValue(kvlist_value=KeyValueList(values=attributes(value)))
-    return AnyValue() if value is None else AnyValue(string_value=_escape_surrogates(str(value)))
+    return (
+        AnyValue()
+        if value is None
+        else AnyValue(string_value=_escape_surrogates(value if isinstance(value, str) else str(value)))
+    )
 
 
 def _escape_surrogates(text: str) -> str:

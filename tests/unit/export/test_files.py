@@ -29,7 +29,9 @@ BATCH = Batch((small_profile(),))
 ABANDONED = ".{}-20260528T202640000Z-1-0123abcd-1.pprof.tmp"
 
 
-def sink_in(directory: Path, service: str = "shop", *, max_files: int = 100, max_bytes: int = 1 << 30) -> DirectorySink:
+def sink_in(
+    directory: Path, service: str | None = "shop", *, max_files: int = 100, max_bytes: int = 1 << 30
+) -> DirectorySink:
     return DirectorySink(
         directory, lambda: Resource({"service.name": service}), max_files=max_files, max_bytes=max_bytes
     )
@@ -107,9 +109,17 @@ def test_other_data_types_have_their_own_file_names_and_are_rotated(
 
 @pytest.mark.parametrize(
     ("service", "start"),
-    [("../../etc/x y", "_.._etc_x_y-2026"), ("", "unknown-2026"), ("...", "unknown-2026"), ("größe", "gr__e-2026")],
+    [
+        ("../../etc/x y", "_.._etc_x_y-2026"),
+        ("", "unknown-2026"),
+        ("...", "unknown-2026"),
+        ("größe", "gr__e-2026"),
+        (None, "unknown-2026"),
+    ],
 )
-def test_whatever_the_service_is_called_the_file_is_in_the_directory(tmp_path: Path, service: str, start: str) -> None:
+def test_whatever_the_service_is_called_the_file_is_in_the_directory(
+    tmp_path: Path, service: str | None, start: str
+) -> None:
     sink_in(tmp_path, service).export(BATCH)
     assert [name[: len(start)] for name in names(tmp_path)] == [start]
 

@@ -269,7 +269,13 @@ def test_equal_texts_of_frames_are_one_object_and_safe_to_print(fed: Fed) -> Non
     assert isinstance(one, Frame)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"a"', "[" * 100_000, '{"a":' * 100_000, "{} {}", "\0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "1", "null", '"a"', "[" * 100_000, '{"a":' * 100_000, "{} {}", "\0"),
+        *(r'{"a":{"\u0000bytes":"f"}}', r'{"a":{"\u0000bytes":1}}', r'{"\u0000bytes":"ff"}'),
+    ],
+)
 def test_field_that_is_no_json_object_is_refused(text: str) -> None:
     for record in (START._replace(settings=text), ResourceRecord(0, text, ""), event(text=text)):
         with pytest.raises(StreamError, match=f": {type(record).__name__}: a field is no JSON object$"):

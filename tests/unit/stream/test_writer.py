@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from splunk_profiler.model import EventKind, Frame, SpanRef, Stack, ValueType
 from splunk_profiler.stream import records
-from splunk_profiler.stream.captured import CapturedSnapshot
+from splunk_profiler.stream.captured import CapturedSnapshot, ResourceChanged
 from splunk_profiler.stream.codec import RecordDecoder, StreamError
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import (
@@ -21,6 +22,7 @@ from splunk_profiler.stream.records import (
     HEADER,
     MAX_STACK_FRAMES,
     EventRecord,
+    ResourceRecord,
     SnapshotRecord,
     StartRecord,
     ThreadEntry,
@@ -134,7 +136,14 @@ def test_nothing_has_the_number_nought() -> None:
 
 
 def test_values_that_json_does_not_have_become_texts() -> None:
-    assert json_object({"a": 1, "b": b"x", "c": (1, None)}) == '{"a":1,"b":"b\'x\'","c":[1,null]}'
+    assert json_object({"a": 1, "b": range(2), "c": (1, None)}) == '{"a":1,"b":"range(0, 2)","c":[1,null]}'
+
+
+def test_bytes_among_attributes_are_read_as_bytes() -> None:
+    attributes: dict[str, object] = {"a": b"\xff\x00", "b": {"c": [b"", "text", math.inf, None, 2**70]}}
+    writer = StreamWriter()
+    writer.write(ResourceRecord(1, json_object(attributes), ""))
+    assert list(StreamReader().feed(writer.take())) == [ResourceChanged(True, attributes, "")]
 
 
 def test_writer_that_begins_anew_defines_everything_again() -> None:

@@ -7,6 +7,7 @@ import json
 import platform
 from collections import Counter
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from datadog_form import ReadForm, read_form, sample_labels
@@ -119,6 +120,25 @@ def test_a_value_cannot_begin_another_tag_or_line() -> None:
     assert len(form.tags["service"]) == 200
     assert form.tags["version"] == "1_2"
     assert "env" not in form.tags
+
+
+class Environment(str, Enum):
+    LIVE = "live"
+
+
+def test_attributes_that_are_no_plain_values_are_no_tags() -> None:
+    odd: dict[str, Any] = {"service_version": None, "host_name": b"\xff", "container_id": None, "team": ("a", "b")}
+    form, headers = formed(
+        small_profile(),
+        service_name=Environment.LIVE,
+        deployment_environment_name=None,
+        deployment_environment=1,
+        **odd,
+    )
+    known = {"service": "live", "env": "1"}
+    assert known.items() <= form.tags.items()
+    assert not {"version", "host", "team"} & form.tags.keys()
+    assert "Datadog-Container-ID" not in headers
 
 
 def test_the_users_own_tags_go_with_the_profile() -> None:

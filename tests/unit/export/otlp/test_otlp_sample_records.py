@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +99,10 @@ def test_text_that_utf8_cannot_carry_is_written_out() -> None:
     assert "caf\\udce9" in record.body.string_value
 
 
+class Environment(str, Enum):
+    LIVE = "live"
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "sent"),
     [
@@ -107,6 +112,7 @@ def test_text_that_utf8_cannot_carry_is_written_out() -> None:
         (0.5, "double_value", 0.5),
         ("\udce9", "string_value", "\\udce9"),
         (b"\x00", "bytes_value", b"\x00"),
+        (Environment.LIVE, "string_value", "live"),
     ],
 )
 def test_every_kind_of_resource_attribute_is_encoded(value: Any, kind: str, sent: Any) -> None:
