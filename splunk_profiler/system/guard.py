@@ -100,6 +100,23 @@ def make_record(*fields: Any, **more: Any) -> logging.LogRecord:
 logger.makeRecord = make_record  # type: ignore[method-assign]
 
 
+_log = logger._log
+
+
+def log_line(*fields: Any, **more: Any) -> None:
+    """Log a line; as a plain logger does if the application's class of loggers raises."""
+    try:
+        _log(*fields, **more)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        logging.Logger._log(logger, *fields, **more)
+
+
+if type(logger)._log is not logging.Logger._log:  # else this function would be named as the one that logs
+    logger._log = log_line  # type: ignore[method-assign]
+
+
 def plain_line(record: logging.LogRecord) -> bytes:
     """Return the line of `record` as a handler of its level writes it, made without a lock; empty if there is none."""
     handlers = [handler for handler in _handlers() if record.levelno >= handler.level]

@@ -143,6 +143,27 @@ splunk_profiler.stop(0)
     assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in said
 
 
+@pytest.mark.parametrize("method", ["_log", "handle"])
+def test_logger_class_of_the_application_that_raises_stops_nothing(method: str) -> None:
+    code = f"""
+import logging
+
+class Raising(logging.Logger):
+    def {method}(self, *arguments, **options):
+        if self.name == "splunk_profiler":
+            raise LookupError("request_id")
+        super().{method}(*arguments, **options)
+
+logging.setLoggerClass(Raising)
+import splunk_profiler
+print(splunk_profiler.start(), flush=True)
+splunk_profiler.stop(0)
+"""
+    said = run_code(code, SPLUNK_PROFILER_ENABLED="true", SPLUNK_PROFILER_CALL_STACK_INTERVAL="abc")
+    assert said.startswith("True\n")
+    assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL='abc'" in said
+
+
 def test_line_that_a_signal_handler_interrupts_passes_on_its_error() -> None:
     code = """
 import logging, signal
