@@ -7,9 +7,11 @@
 #include "forks.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -49,13 +51,17 @@ static int64_t thread_cpu_ns(pid_t native_id)
     return native_id <= 0 ? 0 : clock_ns((clockid_t)((~(unsigned)native_id << 3) | 6));
 }
 
+/* Meanwhile the application may close the descriptor, and have its number for a file of its own. `pread` takes nothing
+ * from that, and what is no file of /proc is not closed here. */
 void thread_read_stat(pid_t native_id, char text[THREAD_STAT_SIZE])
 {
     (void)snprintf(text, THREAD_STAT_SIZE, "/proc/self/task/%d/stat", (int)native_id);
     int file = open(text, O_RDONLY | O_CLOEXEC);
-    ssize_t length = file < 0 ? 0 : read(file, text, THREAD_STAT_SIZE - 1);
-    text[length > 0 ? length : 0] = '\0';
-    if (file >= 0) {
+    ssize_t length = file < 0 ? 0 : pread(file, text, THREAD_STAT_SIZE - 1, 0);
+    struct statfs system;
+    bool is_ours = file >= 0 && fstatfs(file, &system) == 0 && system.f_type == PROC_SUPER_MAGIC;
+    text[is_ours && length > 0 ? length : 0] = '\0';
+    if (is_ours) {
         (void)close(file);
     }
 }
