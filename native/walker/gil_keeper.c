@@ -70,6 +70,9 @@ static void set_state(gil_request state)
 void gil_keeper_mark_thread(bool is_starting)
 {
     const void *self = PyThreadState_Get();
+    if (is_starting && !compat_is_main_thread()) {
+        (void)pthread_setname_np(pthread_self(), "splunk-profiler"); /* for `doctor`; as CPython does from 3.14 on */
+    }
     /* Without a free place the thread is not recorded; it is then not treated as ours. */
     for (size_t i = 0; i < MAX_THREADS; i++) {
         const void *expected = is_starting ? NULL : self;

@@ -143,7 +143,7 @@ def _find_profiler(pid: int) -> str:
 
 
 def _find_threads(pid: int) -> list[str]:
-    """Return the names of the profiler's threads in process `pid`, as far as they have such names (CPython 3.14)."""
+    """Return the names of the profiler's threads in process `pid`; before CPython 3.14 the native walker gives them."""
     tasks = [task for task in _list_directory(_root_of(pid) / "task") if task.name != str(pid)]
     names = {read_proc_file(task / "comm").strip() for task in tasks}
     return sorted(name for name in names if name.startswith(NAME_PREFIX[:_MAX_COMM_LENGTH]))

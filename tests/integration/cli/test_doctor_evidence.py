@@ -38,17 +38,6 @@ _STARTING = """
 import splunk_profiler
 splunk_profiler.start(splunk_profiler.Config(enabled=True, logs_endpoint=sys.argv[1], export_interval_ms=50))
 """
-_NAMING_A_THREAD = """
-import threading
-entered, ended = threading.Event(), threading.Event()
-def work():
-    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as name:
-        name.write("splunk-profiler")  # as CPython 3.14 names the profiler's
-    entered.set()
-    ended.wait()
-threading.Thread(target=work, daemon=True).start()
-entered.wait()
-"""
 
 
 @contextmanager
@@ -118,10 +107,13 @@ def test_overwritten_environment_without_the_profiler_is_a_failure() -> None:
 
 
 def test_threads_of_the_profiler_are_evidence_without_settings() -> None:
-    with _service(_NAMING_A_THREAD + _OVERWRITING, env={}) as target:
-        code, data = _examine("--pid", target.pid)
+    with Receiver() as receiver:
+        env = {**profiling_settings(receiver.url), "SPLUNK_PROFILER_EXPORTER": "thread"}
+        with _service(f"{_AUTOMATIC}\n{_OVERWRITING}", env=env) as target:
+            code, data = _examine("--pid", target.pid)
     assert (code, _findings(data, "failure")) == (0, {})
-    assert "its threads run (splunk-profiler)" in _findings(data, "ok")["profiler"]
+    assert "its threads run (splunk-profiler" in _findings(data, "ok")["profiler"]
+    assert "has overwritten the environment" in _findings(data, "warning")["settings"]
 
 
 def test_process_that_is_named_like_the_profiler_is_not_running_it() -> None:
