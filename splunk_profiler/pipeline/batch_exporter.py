@@ -26,6 +26,7 @@ _INITIAL_BACKOFF_NS = 500_000_000
 _MAX_BACKOFF_NS = 4_000_000_000
 _MAX_TOO_LARGE = 32  # in a row; halving down to the one record or stack that is too large takes 12
 _MAX_INTERRUPTIONS = 16  # in a row that are no failures; a receiver that answers soon takes a batch in between
+MAX_PATIENT_FORK_S = 0.25  # once in so many interruptions, each with a pause after it: in 8 seconds at most once
 _EXIT_GRACE_S = 0.3
 _FAILURE_PAUSE_S = 1.0
 
@@ -176,11 +177,14 @@ class BatchExporter(Generic[Record]):
 
         An export has half of `timeout_s` to end by itself. Then it is interrupted, has the other half to end,
         and is repeated after the fork. Returns False if one is still in flight: the fork has to go on regardless.
+        After 16 interruptions in a row the next fork waits longer, or forks that come often would let none end.
         """
         in_flight = self._in_flight
         # One fork waits for a stuck batch, not every fork: the file system may be dead.
         is_stuck = in_flight is self._stuck_batch
-        held = self._exporting.acquire(0 if is_stuck else timeout_s / 2)
+        has_starved = self._interruption_count > 0 and self._interruption_count % _MAX_INTERRUPTIONS == 0
+        own_end_s = max(timeout_s / 2, MAX_PATIENT_FORK_S) if has_starved else timeout_s / 2
+        held = self._exporting.acquire(0 if is_stuck else own_end_s)
         if not held and not is_stuck:
             self._is_interrupted = True
             self._sink.interrupt()

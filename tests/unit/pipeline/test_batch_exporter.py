@@ -9,6 +9,7 @@ import pytest
 from scripted_sink import SECOND_NS, Enough, ScriptedSink, samples
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, RecordCounters, Sample
+from splunk_profiler.pipeline import batch_exporter as batch_exporter_module
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 from splunk_profiler.pipeline.delivery_log import LastResults
 from splunk_profiler.system.threads import WakeEvent
@@ -215,6 +216,30 @@ def test_exports_that_are_always_interrupted_count_as_failures(caplog: pytest.Lo
     assert batch_exporter.last_results().failure == "interrupted"
     (line,) = caplog.messages
     assert "are not delivered: interrupted" in line
+
+
+class SlowSink(ForkingSink):
+    """A sink that then takes a batch if the next fork leaves it the time."""
+
+    def export(self, batch: Batch[Sample]) -> ExportResult:
+        """Take the batch unless it is interrupted meanwhile."""
+        if self._forks_left:
+            return super().export(batch)
+        self._interrupted.clear()
+        threading.Thread(target=self._fork).start()
+        if self._interrupted.wait(0.2):
+            raise Enough
+        return super().export(batch)
+
+
+def test_fork_waits_for_an_export_that_forks_have_interrupted_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_exporter_module, "MAX_PATIENT_FORK_S", 60.0)
+    sink, clock = SlowSink(16, DELIVERED), Clock()
+    batch_exporter = sink.batch_exporter = make(sink, clock, batch_records=1)
+    batch_exporter.record(samples(1, 1))
+    run_until_idle(batch_exporter, clock)
+    assert clock.waits[:-1] == [0.5] * 16
+    assert batch_exporter.counters() == RecordCounters(recorded=1, delivered=1)
 
 
 @pytest.mark.parametrize(("wish_ns", "pause_s"), [(2 * SECOND_NS, 2.0), (600 * SECOND_NS, 4.0)])
