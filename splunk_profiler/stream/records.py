@@ -183,7 +183,7 @@ class EndpointRecord(NamedTuple):
 
 
 class QuietRecord(NamedTuple):
-    """Deadlines, `period_ns` apart, since the previous snapshot at which all threads were as they are there.
+    """4,096 deadlines at most, `period_ns` apart, since the previous snapshot, at which all threads were as there.
 
     The times are those of the last of these deadlines.
     """
