@@ -44,7 +44,8 @@ struct loop_watch {
     PyTypeObject *task_type; /* owned */
     stretch *running[MAX_LOOPS];
     size_t running_count;
-    int64_t seen_ns; /* when a look has found a loop */
+    int64_t seen_ns;               /* when a look has found a loop */
+    running_loop loops[MAX_LOOPS]; /* of the look that runs: threads of the application may have small stacks */
 };
 
 bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_tasks, PyTypeObject *task_type)
@@ -233,11 +234,11 @@ static int64_t gil_held_ns(ticker_state *ticker, const PyThreadState *gil_holder
 
 void loops_look(ticker_state *ticker, const PyThreadState *gil_holder, int64_t since_ns)
 {
-    running_loop loops[MAX_LOOPS];
     loop_watch *watch = ticker->loop_watch;
     if (watch == NULL) {
         return;
     }
+    running_loop *loops = watch->loops;
     size_t count;
     int64_t start_ns = monotonic_ns();
     if (!walk_loops(ticker, loops, gil_holder, &count)) {
