@@ -8,13 +8,14 @@ from splunk_profiler.config import Config
 from splunk_profiler.model import Sink
 from splunk_profiler.pipeline import aggregator, record_memory
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
+from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.record_pipeline import Deliver, ProfilePipeline, RecordPipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPipeline
 from splunk_profiler.raw import Periods
 
 
-def make_batch_exporter(config: Config, sink: Sink[Any]) -> BatchExporter[Any]:
+def make_batch_exporter(config: Config, sink: Sink[Any], warning_limit: WarningLimit) -> BatchExporter[Any]:
     """Return the exporter of the records of a pipeline."""
     if not config.sends_profiles:
         return BatchExporter(
@@ -22,10 +23,15 @@ def make_batch_exporter(config: Config, sink: Sink[Any]) -> BatchExporter[Any]:
             export_interval_ns=config.export_interval_ns,
             size_of=record_memory.estimate_size,
             memory=record_memory.SampleMemory(),
+            warning_limit=warning_limit,
         )
     # The aggregators gather, so the exporter sends each profile at once.
     return BatchExporter(
-        sink, export_interval_ns=0, size_of=aggregator.estimate_size, limits=QueueLimits(batch_records=1)
+        sink,
+        export_interval_ns=0,
+        size_of=aggregator.estimate_size,
+        limits=QueueLimits(batch_records=1),
+        warning_limit=warning_limit,
     )
 
 

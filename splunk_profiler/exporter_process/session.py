@@ -26,6 +26,7 @@ from splunk_profiler.exporter_process.loop_blockers import LoopBlockers
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
 from splunk_profiler.exporter_process.status import HostStatus
 from splunk_profiler.pipeline.batch_exporter import BatchExporter
+from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
 from splunk_profiler.stream.captured import (
     CapturedSnapshot,
@@ -159,7 +160,7 @@ class StreamSession:
         self._pid = started.settings.get("pid", self._pid)
         self._is_forked_child = started.settings.get("is_forked_child") is True
         self._sink = DeferredSink(self._open_sink, self._knows_service)
-        self._batch_exporter = make_batch_exporter(resolved.config, self._sink)
+        self._batch_exporter = make_batch_exporter(resolved.config, self._sink, self._shares.warning_limit)
         pipeline = make_pipeline(resolved.config, self._deliver)
         self._batch_exporter.expect_run()
         self._export_thread.start()
@@ -249,6 +250,7 @@ class Shares:
 
     def __init__(self, on_loaded: Callable[[], None]) -> None:
         self._on_loaded = on_loaded
+        self.warning_limit = WarningLimit()  # for all: with no collector, each forked process would log the same
         self._last_ns = time.process_time_ns()
         self._lock = real_lock()  # sessions have threads of their own
         self._used_ns: dict[StreamSession, int] = {}

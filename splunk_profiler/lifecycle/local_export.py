@@ -15,6 +15,7 @@ from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make
 from splunk_profiler.lifecycle.sink_opener import SinkOpener
 from splunk_profiler.model import RecordCounters
 from splunk_profiler.otel.runtime_id import ResourceTagger
+from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import Worker
@@ -43,7 +44,8 @@ class LocalExport(StreamOutput):
         self.sink: LazySink[Any] = LazySink(
             opener.open, opener.is_service_known, load=opener.load, detect=opener.detect_resource
         )
-        self.batch_exporter = make_batch_exporter(resolved.config, self.sink)
+        self._warning_limit: WarningLimit = WarningLimit() if parent is None else parent._warning_limit
+        self.batch_exporter = make_batch_exporter(resolved.config, self.sink, self._warning_limit)
         self._pipeline = make_pipeline(resolved.config, self.batch_exporter.record)
         self._thread = Worker("exporter", self._export)
         self._guard = Guard("the pipeline")

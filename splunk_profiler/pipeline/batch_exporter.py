@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Generic, NamedTuple
 
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Record, RecordCounters, Sink
-from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults
+from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults, WarningLimit
 from splunk_profiler.pipeline.record_memory import RecordMemory, SizedMemory
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import OwnedLock, WakeEvent
@@ -52,6 +52,7 @@ class BatchExporter(Generic[Record]):
         export_interval_ns: time for which records are gathered before an export, except the first one.
         size_of: returns the estimated bytes of a record on the wire.
         memory: counts the memory of queued records; by default, they take as much as on the wire.
+        warning_limit: of what is logged of deliveries; by default, one of its own.
         jitter: returns a number from 0 to 1; spreads the retries of many processes.
         wake: the event that the exporting thread waits on.
     """
@@ -66,6 +67,7 @@ class BatchExporter(Generic[Record]):
         size_of: Callable[[Record], int],
         memory: RecordMemory[Record] | None = None,
         limits: QueueLimits | None = None,
+        warning_limit: WarningLimit | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         jitter: Callable[[], float] = random.random,
         wake: WakeEvent | None = None,
@@ -82,7 +84,7 @@ class BatchExporter(Generic[Record]):
         self._too_large_count = 0  # batches in a row
         self._interruption_count = 0  # exports in a row
         self._guard = Guard("the exporting thread")
-        self._delivery_log = DeliveryLog(monotonic_ns)
+        self._delivery_log = DeliveryLog(monotonic_ns, warning_limit)
 
         self._lock = OwnedLock()  # guards what follows; held for a few instructions at a time
         self._queue: deque[tuple[Record, int]] = deque()

@@ -1,10 +1,13 @@
 """The log of lost deliveries: a warning at the first failure, then at most one a minute; and the last results.
 
+Processes of a tree may share a limit: with no collector, one that forks for each job would log for each job.
+
 Runs on the exporting thread. Imports the model and `system.guard` only.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,17 +31,33 @@ class LastResults(NamedTuple):
     failure: str = ""
 
 
+class WarningLimit:
+    """Lets one warning a minute through, of all logs that share it, also in forked children."""
+
+    def __init__(self) -> None:
+        # Shared memory: forks may keep a parent's own exports from ever failing, which its children could inherit.
+        self._next_ns = memoryview(mmap.mmap(-1, 8)).cast("q")
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return True if a warning may be logged now, which begins the next minute."""
+        if now_ns < self._next_ns[0]:
+            return False
+        self._next_ns[0] = now_ns + _MINUTE_NS
+        return True
+
+
 class DeliveryLog:
-    """Logs the results of exports.
+    """Logs the results of exports; `limit` is one of its own by default.
 
     Attributes:
         last_results: replaced as a whole, for other threads.
     """
 
-    def __init__(self, monotonic_ns: Callable[[], int]) -> None:
+    def __init__(self, monotonic_ns: Callable[[], int], limit: WarningLimit | None = None) -> None:
         self._now_ns = monotonic_ns
-        self._next_warning_ns = 0
-        self._has_warned = False
+        self._limit = limit or WarningLimit()
+        self._has_logged = False  # a warning
+        self._has_warned = False  # of records that are not delivered, since the last delivery
         self._reported_dropped = 0
         self.last_results = LastResults()
 
@@ -67,8 +86,8 @@ class DeliveryLog:
             )
 
     def log_exit(self, lost: int) -> None:
-        """Log the number of records that the ending process did not deliver."""
-        if lost:
+        """Log the number of records that the ending process did not deliver, unless its warnings were left out."""
+        if lost and (self._has_logged or self._is_due()):
             logger.warning("%d profiling records were not delivered before the process ended", lost)
 
     def _keep(self, result: ExportResult, delivered: int) -> None:
@@ -80,8 +99,6 @@ class DeliveryLog:
             self.last_results = self.last_results._replace(failed_ns=now, failure=failure)
 
     def _is_due(self) -> bool:
-        now = self._now_ns()
-        if now < self._next_warning_ns:
-            return False
-        self._next_warning_ns = now + _MINUTE_NS
-        return True
+        is_due = self._limit.is_due(self._now_ns())
+        self._has_logged = self._has_logged or is_due
+        return is_due

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 
 from splunk_profiler.model import ExportResult, ExportStatus
-from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults
+from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults, WarningLimit
 
 MINUTE_NS = 60_000_000_000
 DEAD = ExportResult(ExportStatus.RETRY, "no collector can be reached")
@@ -78,6 +79,39 @@ def test_records_dropped_during_delivery_are_logged_with_the_reason(
 
 def test_an_end_without_loss_is_silent(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     DeliveryLog(clock).log_exit(0)
+    assert not caplog.messages
+
+
+def test_processes_that_share_a_limit_log_one_warning_a_minute(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    limit = WarningLimit()
+    for second in range(121):
+        clock.now_ns = second * 1_000_000_000
+        ending = DeliveryLog(clock, limit)
+        ending.log_result(DEAD, 0, waiting=4, dropped=0)
+        ending.log_exit(4)
+    failed = (
+        "profiling records are not delivered: no collector can be reached"
+        " (4 wait, 0 were dropped since the last such line)"
+    )
+    assert caplog.messages == [failed, "4 profiling records were not delivered before the process ended"] * 3
+
+
+def test_processes_that_end_before_any_export_share_the_limit(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    limit = WarningLimit()
+    for second in range(121):
+        clock.now_ns = second * 1_000_000_000
+        DeliveryLog(clock, limit).log_exit(4)
+    assert caplog.messages == ["4 profiling records were not delivered before the process ended"] * 3
+
+
+def test_warning_of_a_forked_child_counts_for_its_parent(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+    limit = WarningLimit()
+    child = os.fork()
+    if child == 0:
+        DeliveryLog(clock, limit).log_exit(4)
+        os._exit(0)
+    os.waitpid(child, 0)
+    DeliveryLog(clock, limit).log_exit(4)
     assert not caplog.messages
 
 
