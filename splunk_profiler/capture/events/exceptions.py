@@ -29,7 +29,8 @@ EXCEPTION_KIND = EventKind("exception", count=ValueType("exceptions", "count"))
 OTHER_TYPES = "(other types)"
 _TOOL_NAME = "splunk-profiler"
 # A debugger, coverage, cProfile and an optimizer have 0, 1, 2 and 5. Even if unused now: they may begin any time.
-_TOOL_IDS = (4, 3)
+# ddtrace needs both: 4 for a profiler's exceptions, 3 from CPython 3.15 on for all that it wraps.
+_TOOL_IDS = (3, 4) if sys.version_info < (3, 15) else (4, 3)
 _MAX_TYPES = 200
 _MAX_NAME_CHARACTERS = 200
 # As they are in the class itself: a metaclass may have others of these names.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from types import FunctionType, new_class
 from typing import Any
 
@@ -27,13 +28,21 @@ def test_tool_id_is_a_free_one_and_given_back() -> None:
     before = [monitoring.get_tool(tool_id) for tool_id in range(6)]
     with recording(make()) as source:
         source.start()  # again
-        assert [monitoring.get_tool(tool_id) for tool_id in (3, 4)].count("splunk-profiler") == 1
+        (tool_id,) = [tool_id for tool_id in (3, 4) if monitoring.get_tool(tool_id) == "splunk-profiler"]
     source.stop()
     assert [monitoring.get_tool(tool_id) for tool_id in range(6)] == before
-    monitoring.use_tool_id(4, "new")  # without our events and callback
-    assert monitoring.get_events(4) == 0
-    assert monitoring.register_callback(4, monitoring.events.RAISE, None) is None
-    monitoring.free_tool_id(4)
+    monitoring.use_tool_id(tool_id, "new")  # without our events and callback
+    assert monitoring.get_events(tool_id) == 0
+    assert monitoring.register_callback(tool_id, monitoring.events.RAISE, None) is None
+    monitoring.free_tool_id(tool_id)
+
+
+@recorded
+def test_id_that_a_tool_of_an_apm_agent_insists_on_stays_free() -> None:
+    needed = 4 if sys.version_info < (3, 15) else 3
+    with recording(make()):
+        monitoring.use_tool_id(needed, "agent")
+        monitoring.free_tool_id(needed)
 
 
 @recorded
