@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import Context
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -24,7 +23,9 @@ from splunk_profiler.system.guard import is_interrupt
 
 NAME_PREFIX = "splunk-profiler-"
 _ASLEEP, _ON_DISK = "S", "D"  # the kernel's states of a thread that waits
-_THREADING_LOCK_TIMEOUT_S, _POLL_INTERVAL_S = 0.1, 0.002
+_POLL_INTERVAL_S = 0.002
+_MAX_START_S = 15.0  # a thread without memory may end before it can say so
+_MIN_STACK_BYTES = 256 << 10
 _LONG_OFFER_S = 0.002
 _STALL_TIMEOUTS_S = {_ASLEEP: 5.0, _ON_DISK: 60.0}
 
@@ -91,30 +92,51 @@ class OwnedLock:
         self.release()
 
 
-class _Thread(threading.Thread):
-    """A thread that ends without an error after gevent has replaced thread idents in its lifetime."""
+class _GeventHandle:
+    """What gevent's hook in a forked child wants of a thread."""
 
-    def _delete(self) -> None:
-        try:
-            super()._delete()  # type: ignore[misc]
-        except KeyError:
-            active = active_threads()
-            for ident in [ident for ident, thread in active.copy().items() if thread is self]:
-                active.pop(ident, None)
+    @staticmethod
+    def _set_done(**_: object) -> None:
+        pass
+
+
+class _Thread(threading.Thread):
+    """A thread of ours as `threading` lists it, which has not started it. The application does not wait for it."""
+
+    _DummyThread__ghandle = _GeventHandle
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._set_ident()  # type: ignore[attr-defined]
+        self._set_native_id()  # type: ignore[attr-defined]
+        self._started.set()  # type: ignore[attr-defined]
+
+    def is_alive(self) -> bool:
+        """Return True while it is listed."""
+        return self.ident is not None and active_threads().get(self.ident) is self
+
+    def join(self, timeout: float | None = None) -> None:
+        """Return at once: many programs end by waiting for all threads, and ours end later."""
+
+    def _after_fork(self, new_ident: int | None = None) -> None:  # from CPython 3.13 on, for each listed thread
+        self._started._at_fork_reinit()  # type: ignore[attr-defined]
+        if new_ident is not None:  # it has forked
+            self._ident = new_ident
 
 
 class Worker:
     """A daemon thread named ``splunk-profiler-<role>`` that runs `body` once."""
 
-    def __init__(self, role: str, body: Callable[[], None]) -> None:
+    def __init__(self, role: str, body: Callable[[], None], *, max_start_s: float = _MAX_START_S) -> None:
         self.name = NAME_PREFIX + role
         self.ident = self.native_id = 0
         self._body = body
-        self._has_ended = False
+        self._max_start_s = max_start_s
+        self._has_ended = self._is_listed = False
         self._ended = WakeEvent()
         self._started = real_lock()
+        self._has_begun = real_lock()  # taken by the thread, or by a `start` that waits no more
         self._failure: BaseException | None = None  # of the steps before the body
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread; return once it runs.
@@ -124,17 +146,15 @@ class Worker:
         """
         self._started.acquire()
         try:
-            if threads_are_greenlets() or not _may_use_threading():
-                real("_thread", "start_new_thread")(self._run_without_threading, ())
-            else:
-                self._thread = _Thread(target=self._run, name=self.name, daemon=True)
-                # CPython 3.14 may let it inherit the caller's, with a span.
-                self._thread._context = Context()  # type: ignore[attr-defined]
-                self._thread.start()
+            with _enough_stack():
+                # `threading.Thread.start` would wait for its lock, and without a limit for the thread.
+                real("_thread", "start_new_thread")(self._run, ())
         except RuntimeError:
-            self._thread, self._has_ended = None, True  # there is nothing to join
+            self._has_ended = True  # there is nothing to join
             raise
-        self._started.acquire()
+        if not self._started.acquire(timeout=self._max_start_s) and self._has_begun.acquire(blocking=False):
+            self._has_ended = True
+            raise RuntimeError(f"the thread {self.name} has not begun within {self._max_start_s:g} s")
         if self._failure is not None:
             raise RuntimeError(f"the thread {self.name} ended before its work: {self._failure}") from self._failure
 
@@ -143,8 +163,6 @@ class Worker:
         if not self._has_ended and not self._ended.wait(timeout_s):
             return False
         self._ended.set()  # for a call on another thread
-        if self._thread is not None:
-            self._thread.join(timeout_s)  # until `threading` no longer lists it
         return True
 
     def cpu_ns(self) -> int:
@@ -154,51 +172,42 @@ class Worker:
     def _run(self) -> None:
         try:
             self._prepare()
+            is_late = not self._has_begun.acquire(blocking=False)  # `start` waits no more
             self._started.release()
-            if self._failure is None:
+            if self._failure is None and not is_late:
                 self._body()
         finally:
             _register_with_walker(False)
             _PROFILER_THREADS.discard((os.getpid(), self.ident))
+            if self._is_listed:
+                active_threads().pop(self.ident, None)
             self._has_ended = True
             self._ended.set()
-
-    def _run_without_threading(self) -> None:
-        """Register with `threading`, which did not make this thread: `current_thread` would wait for its lock."""
-        ident = real("_thread", "get_ident")()
-        known = None if threads_are_greenlets() else threading.Thread(name=self.name, daemon=True)
-        if known is not None:
-            known._set_ident()  # type: ignore[attr-defined]
-            known._started.set()  # type: ignore[attr-defined]
-            active_threads()[ident] = known
-        try:
-            self._run()
-        finally:
-            if known is not None:
-                active_threads().pop(ident, None)
 
     def _prepare(self) -> None:
         try:
             _block_signals()
             self.ident = real("_thread", "get_ident")()
             self.native_id = real("_thread", "get_native_id")() if sys.platform.startswith("linux") else 0
+            if not threads_are_greenlets():  # unlisted, `current_thread` would wait for a lock of `threading`
+                active_threads()[self.ident] = _Thread(self.name)
+                self._is_listed = True
             _PROFILER_THREADS.add((os.getpid(), self.ident))
             _register_with_walker(True)
         except BaseException as error:  # raised by `start`, which waits
             self._failure = error
 
 
-def _may_use_threading() -> bool:
-    """Return True if a new `threading.Thread` could take the lock of `threading` that its start needs.
-
-    It would wait for ever in a signal handler or finaliser that interrupts a holder of the lock, and in a child that C
-    code has forked while a thread held it.
-    """
-    lock = vars(threading).get("_active_limbo_lock")
-    if lock is None:
-        return True
-    # It is looked at only: acquired here, it would stay so if a handler raised.
-    return not lock._is_owned() and wait_until(lambda: repr(lock).startswith("<unlocked"), _THREADING_LOCK_TIMEOUT_S)
+@contextmanager
+def _enough_stack() -> Iterator[None]:
+    """Give a thread that is started here the stack that it needs, where the application has set a smaller size."""
+    set_size: Callable[..., int] = real("_thread", "stack_size")
+    before = set_size()  # this sets the default
+    try:
+        set_size(max(before, _MIN_STACK_BYTES) if before else 0)
+        yield
+    finally:
+        set_size(before)
 
 
 _PROFILER_THREADS: set[tuple[int, int]] = set()  # (process id, ident): a forked child has none of its parent's

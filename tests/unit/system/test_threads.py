@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from itertools import count
 
 import pytest
@@ -34,14 +36,40 @@ def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
 
 
 def test_a_worker_whose_thread_cannot_be_made_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: threading.Thread) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", fail)
+    monkeypatch.setattr(_thread, "start_new_thread", fail)
     worker = Worker("subject", lambda: None)
     with pytest.raises(RuntimeError, match="can't start"):
         worker.start()
     assert worker.join(0)
+
+
+def test_the_start_of_a_worker_that_does_not_begin_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins: list[Callable[[], None]] = []
+    start, has_ended = _thread.start_new_thread, WakeEvent()
+    monkeypatch.setattr(_thread, "start_new_thread", lambda begin, _: begins.append(begin))
+    ran: list[bool] = []
+    worker = Worker("subject", lambda: ran.append(True), max_start_s=0.01)
+    with pytest.raises(RuntimeError, match=r"^the thread splunk-profiler-subject has not begun within 0.01 s$"):
+        worker.start()
+    assert worker.join(0)
+    start(lambda: (begins[0](), has_ended.set()), ())  # type: ignore[func-returns-value]
+    assert has_ended.wait(60)
+    assert not ran
+
+
+def test_a_program_that_waits_for_all_threads_does_not_wait_for_a_worker() -> None:
+    over = WakeEvent()
+    worker = Worker("subject", lambda: over.wait(60) and None)  # type: ignore[arg-type]
+    worker.start()
+    (listed,) = [thread for thread in threading.enumerate() if thread.ident == worker.ident]
+    listed.join()
+    assert listed.is_alive()
+    over.set()
+    assert worker.join(60)
+    assert not listed.is_alive()
 
 
 def test_a_signal_given_before_the_wait_is_not_lost_and_counts_once() -> None:
@@ -167,6 +195,48 @@ print("ok")
 """
 
 
+FORK = """
+import os, threading
+from splunk_profiler.system.threads import WakeEvent, Worker
+over = WakeEvent()
+worker = Worker("subject", lambda: over.wait(60))
+worker.start()
+(listed,) = [thread for thread in threading.enumerate() if thread.ident == worker.ident]
+if PATCHES:
+    from gevent import monkey
+    monkey.patch_all()
+    import queue
+    waited_for = queue.Queue()
+    other = threading.Thread(target=waited_for.get)
+    other.start()
+child = os.fork()
+if child == 0:
+    left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    os._exit(7 if left or listed.is_alive() or (PATCHES and other.is_alive()) else 5)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+assert listed.is_alive()
+if PATCHES:
+    waited_for.put(None)
+over.set()
+assert worker.join(60)
+print("ok")
+"""
+
+
+STACK = """
+import sys, threading
+from splunk_profiler.system.threads import Worker
+size = 32768 if sys.version_info < (3, 14) else 65536
+threading.stack_size(size)
+def descend(depth):
+    return depth and sorted([depth, depth], key=lambda _: descend(depth - 1))[0]
+worker = Worker("subject", lambda: descend(20))
+worker.start()
+assert worker.join(60) and threading.stack_size() == size
+print("ok")
+"""
+
+
 IMPORT_LOCK = """
 import importlib._bootstrap, sys, _thread
 import gevent.monkey
@@ -208,6 +278,16 @@ def _run(code: str, *options: str) -> str:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+@pytest.mark.parametrize("patches", [False, True])
+def test_a_worker_is_no_thread_of_a_forked_child(patches: bool) -> None:
+    options = ("-W", "ignore::DeprecationWarning")  # newer versions warn of forks beside threads
+    assert _run(f"PATCHES = {patches}\n{FORK}", *options) == "ok\n"
+
+
+def test_a_worker_has_the_stack_that_it_needs() -> None:
+    assert _run(STACK) == "ok\n"
 
 
 def test_worker_is_a_real_thread_if_gevent_patched_threading_before() -> None:
