@@ -68,10 +68,11 @@ class LineHandler:
 
     @contextmanager
     def in_fork_hook(self) -> Iterator[None]:
-        """Log on a thread of ours what no start has said yet, so that the fork ends.
+        """Log warnings that no start has said yet, on a thread of ours, so that the fork ends.
 
         A thread that the child lacks may have been in a handler. `logging` renews its own locks in the child, but not
-        those of streams and queues.
+        those of streams and queues. Lines below warnings are dropped: they are those of the parent's start, which its
+        level may have kept back.
         """
         with self._handling_by(self._hand_over):
             yield
@@ -92,7 +93,7 @@ class LineHandler:
     def _hand_over(self, record: logging.LogRecord) -> None:
         if is_profiler_thread():
             self._handle_between_forks(record)
-        elif record.getMessage() not in self._start_lines:
+        elif record.levelno > logging.INFO and record.getMessage() not in self._start_lines:
             with suppress(RuntimeError):  # the process can make no more threads
                 Worker("logger", lambda: self(record)).start()
 

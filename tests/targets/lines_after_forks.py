@@ -1,6 +1,7 @@
-"""Forks, or fails to, and then has a thread of the profiler write a log line: ``lines_after_forks.py HOW``.
+"""Forks, or fails to, and then has a thread of the profiler write a log line: ``lines_after_forks.py HOW LEVEL``.
 
-HOW is ``os.fork`` or ``forkpty``, which finds no descriptor for its terminal. Says whether the thread has written its
+HOW is ``os.fork`` or ``forkpty``, which finds no descriptor for its terminal. LEVEL is that of the log at the start of
+the profiler; then it is INFO. Says whether the thread has written its
 line: in the parent, and in a child.
 """
 
@@ -46,14 +47,15 @@ def fork() -> int:
     return os.waitpid(child, 0)[1]
 
 
-def main(how: str) -> None:
+def main(how: str, level: str) -> None:
     """Say what became of the lines."""
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=level)
     assert splunk_profiler.start()
+    logging.getLogger().setLevel(logging.INFO)
     status = fork() if how == "os.fork" else fork_without_descriptors()
     print("status", status, flush=True)
     print("parent", write_line(), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -57,11 +57,19 @@ def _off_the_record() -> dict[str, str]:
 @pytest.mark.parametrize(("how", "status"), [("os.fork", "0"), ("forkpty", "-1")])
 def test_after_a_fork_or_a_failed_one_threads_of_ours_can_log(walker: str, how: str, status: str) -> None:
     env = {**_off_the_record(), "SPLUNK_PROFILER_WALKER": walker}
-    with Target("lines_after_forks.py", how, env=env) as target:
+    with Target("lines_after_forks.py", how, "INFO", env=env) as target:
         assert target.line("status", 150) == status
         assert target.line("parent", 150) == "True"
         assert target.finish() == 0, target.output
         assert target.output.count("profiling all threads") == 1  # the child does not repeat it
+
+
+@pytest.mark.parametrize("walker", ["auto", "portable"])
+def test_child_does_not_say_what_the_level_kept_back_at_the_start(walker: str) -> None:
+    env = {**_off_the_record(), "SPLUNK_PROFILER_WALKER": walker}
+    with Target("lines_after_forks.py", "os.fork", "WARNING", env=env) as target:
+        assert target.finish() == 0, target.output
+        assert "walker" not in target.output, target.output
 
 
 @pytest.mark.parametrize(("walker", "level_at_start"), [("auto", "ERROR"), ("portable", "INFO")])
