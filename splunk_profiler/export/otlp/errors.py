@@ -155,7 +155,9 @@ def _headers_variable(endpoint: Endpoint) -> str:
 def _explain_protocol(endpoint: Endpoint, protocol: ServerProtocol, setting: str) -> str:
     url, target = endpoint.url, endpoint.authority or endpoint.target
     if protocol is ServerProtocol.HTTP1:
-        return f"{url} speaks HTTP/1, not gRPC; set {setting} to the OTLP/gRPC port of the collector (4317 by default)"
+        # The general setting may be right for the application's own signals, over HTTP.
+        remedy = "set SPLUNK_PROFILER_LOGS_ENDPOINT to the OTLP/gRPC port of the collector (4317 by default)"
+        return f"{url} speaks HTTP/1, not gRPC; {remedy}"
     if endpoint.is_secure and protocol is ServerProtocol.HTTP2:
         remedy = f"set {setting}=http://{target}" if endpoint.authority else "unset OTEL_EXPORTER_OTLP_INSECURE"
         return f"the collector at {target} speaks gRPC without TLS, but the endpoint {url} asks for TLS; {remedy}"

@@ -122,6 +122,14 @@ def test_receiver_without_room_is_retried_and_not_sent_smaller_parts(details: st
     assert classify_error(refused, endpoint, Transport(), ServerProtocol.UNKNOWN).export_status is ExportStatus.RETRY
 
 
+def test_http_server_of_the_application_is_left_to_its_own_setting() -> None:
+    endpoint = Endpoint("http://h:4318", "h:4318", False, "OTEL_EXPORTER_OTLP_ENDPOINT")
+    unavailable = Refusal(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+    found = classify_error(unavailable, endpoint, Transport(), ServerProtocol.HTTP1)
+    assert "set SPLUNK_PROFILER_LOGS_ENDPOINT to the OTLP/gRPC port" in found.detail
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in found.detail
+
+
 def test_a_port_without_a_server_speaks_nothing_known() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
