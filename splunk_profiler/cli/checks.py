@@ -102,6 +102,14 @@ def check_activation(env: Mapping[str, str]) -> Iterator[Finding]:
     yield note("started by", "; or ".join(routes))
 
 
+def needs_native_walker(resolved: Resolved) -> bool:
+    """Return True if a process of this interpreter that samples with these settings loads the native walker."""
+    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # as below
+
+    samples = resolved.samples and not resolved.sdk_disabled
+    return samples and choose_walker(resolved.config.walker).name == "native"
+
+
 def check_second_profiler(resolved: Resolved) -> Iterator[Finding]:
     """Warn of Splunk's distribution of OpenTelemetry, whose own profiler has our two switches."""
     configurators = entry_points(group="opentelemetry_configurator")

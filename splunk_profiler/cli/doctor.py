@@ -100,7 +100,9 @@ def _examine_process(
     else:
         endpoint = resolved.endpoint
     target = "" if endpoint is None else endpoint.authority
-    sections = {"Process": [*check_process(pid, target, exporter and exporter.pid), *doubts]}
+    needs_walker = resolved is not None and checks.needs_native_walker(resolved)
+    of_process = check_process(pid, target, exporter and exporter.pid, needs_walker=needs_walker)
+    sections = {"Process": [*of_process, *doubts]}
     if exporter is not None:
         try:
             status = delivery_checks.ask_exporter(exporter)

@@ -95,29 +95,32 @@ def check_settings(pid: int, resolved: Resolved | None, exporter: ExporterEnd | 
     return [failure("settings", f"{fact}; neither an exporter process nor threads of the profiler are seen", remedy)]
 
 
-def check_process(pid: int, target: str, exporter_pid: int | None) -> Iterator[Finding]:
-    """Look for the profiler in process `pid`; `target` is ``host:port`` of its collector, or empty."""
+def check_process(pid: int, target: str, exporter_pid: int | None, *, needs_walker: bool = False) -> Iterator[Finding]:
+    """Look for the profiler in process `pid`; `target` is ``host:port`` of its collector, or empty.
+
+    `needs_walker` says that it would have the native walker, if it runs with the interpreter of this process.
+    """
     root = _root_of(pid)
     executable = _read_link(root / "exe")
     command = read_proc_file(root / "cmdline").replace("\0", " ").strip()
     yield note("process", f"{pid}: {command[:200]}")
     own = Path(sys.executable).resolve()
-    if executable and Path(executable) != own:
+    is_other = bool(executable) and Path(executable) != own
+    if is_other:
         fact = f"it runs {executable}, this is {own}: what is said of Python and packages is about the latter"
         yield note("process", fact, "run the doctor with its interpreter")
     maps = read_proc_file(root / "maps")
     if "python" not in maps and "python" not in executable:
         yield failure("process", "no Python in it", "name the Python process itself, perhaps a child of this one")
         return
-    if profiler := _find_profiler(pid):
-        yield good("profiler", profiler)
-    else:
-        fact = "not seen: neither its native walker nor its threads (with the portable walker that can be so)"
-        yield warning("profiler", fact, "see whether the process logged why it did not start")
+    profiler = _find_profiler(pid)
+    yield good("profiler", profiler) if profiler else _missing_profiler(fails=needs_walker and not is_other)
     publishing_libraries = [name for name in ("elastic-jvmti-linux-", "libcustomlabels") if f"/{name}" in maps]
     if publishing_libraries:
         fact = f"libraries that they look for are loaded ({', '.join(publishing_libraries)}…)"
         yield good("host profilers", fact, f"to see what they would read: splunk-profiler inspect {pid}")
+    if not profiler and exporter_pid is None:
+        return  # gRPC and connections are perhaps the application's
     if exporter_pid is None and _find_exporters() and not (unix_peers() and shares_namespace(pid, "net")):
         fact = "an exporter process runs here, and the kernel does not say whether it serves this process"
         yield note("exporter", fact, "ask as root in the network namespace of the process")
@@ -140,6 +143,16 @@ def _find_profiler(pid: int) -> str:
     if "/splunk_profiler/_walker" in read_proc_file(_root_of(pid) / "maps"):
         return "its native walker is loaded, so it was started"
     return ""
+
+
+def _missing_profiler(*, fails: bool) -> Finding:
+    fact = "not seen: neither its native walker nor its threads"
+    if fails:
+        ways = "splunk-profiler run -- COMMAND, opentelemetry-instrument or splunk_profiler.start()"
+        remedy = f"start it by one of: {ways}; or name a worker, perhaps a child; else see its log"
+        return failure("profiler", f"{fact}, so it does not run", remedy)
+    remedy = "see whether the process logged why it did not start"
+    return warning("profiler", f"{fact} (with the portable walker that can be so)", remedy)
 
 
 def _find_threads(pid: int) -> list[str]:

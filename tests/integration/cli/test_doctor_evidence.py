@@ -21,6 +21,7 @@ pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import end_with_exporters
 
 ON = {"SPLUNK_PROFILER_ENABLED": "true"}
+_UNSEEN = {**ON, "SPLUNK_PROFILER_WALKER": "portable"}  # with it a profiler that is not seen is no failure
 _NAME = "collector.invalid"  # has an address in the proxy only
 _SERVICE_NAME = "examined"  # or the first records wait 5 s for a name
 _OTHER_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
@@ -138,6 +139,20 @@ def test_process_with_an_empty_environment_is_called_off() -> None:
     assert "SPLUNK_PROFILER_ENABLED is not set" in _findings(data, "failure")["switched off"]
 
 
+def test_process_that_nothing_started_the_profiler_in_is_a_failure() -> None:
+    connecting = "import socket, grpc; connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))"
+    with Receiver() as receiver:
+        env = profiling_settings(receiver.url)
+        with _service(connecting, receiver.host, str(receiver.port), env=env) as target:
+            code, data = _examine("--pid", target.pid)
+    assert (code, [*_findings(data, "failure")]) == (1, ["profiler"])
+    (finding,) = (each for each in data["findings"] if each["subject"] == "profiler")
+    for way in ("splunk-profiler run --", "opentelemetry-instrument", "splunk_profiler.start()", "name a worker"):
+        assert way in finding["remedy"]
+    in_process = {each["subject"] for each in data["findings"] if each["section"] == "Process"}
+    assert not in_process & {"exporter", "connection"}
+
+
 def test_collector_that_only_a_proxy_reaches_is_no_failure() -> None:
     with Receiver() as receiver, ConnectProxy(_NAME, receiver.host, receiver.port) as proxy:
         env = {**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{_NAME}:4317", "http_proxy": proxy.url}
@@ -161,7 +176,7 @@ def test_service_that_delivers_by_its_own_proxy_is_no_failure() -> None:
 
 def test_other_network_namespace_makes_failed_tries_warnings() -> None:
     skip_without_namespace("--net")
-    env = clean_environment({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": UNREACHABLE_URL})
+    env = clean_environment({**_UNSEEN, "OTEL_EXPORTER_OTLP_ENDPOINT": UNREACHABLE_URL})
     with _idle_process(env, *_OTHER_NETWORK) as pid:
         code, data = _examine("--pid", pid)
     assert (code, _findings(data, "failure")) == (0, {})
@@ -184,7 +199,7 @@ def test_path_of_no_use_fails_in_another_network_namespace(
 ) -> None:
     skip_without_namespace("--net")
     (tmp_path / "file").touch()
-    env = clean_environment({**ON, **{name: value.format(tmp_path / "file") for name, value in setting.items()}})
+    env = clean_environment({**_UNSEEN, **{name: value.format(tmp_path / "file") for name, value in setting.items()}})
     with _idle_process(env, *_OTHER_NETWORK) as pid:
         code, data = _examine("--pid", pid, "--no-export")
     assert (code, [*_findings(data, "failure")]) == (1, [subject])
@@ -193,7 +208,7 @@ def test_path_of_no_use_fails_in_another_network_namespace(
 def test_path_of_no_use_is_a_warning_in_another_mount_namespace(tmp_path: Path) -> None:
     skip_without_namespace("--mount")
     (tmp_path / "file").touch()
-    env = clean_environment({**ON, "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}/file/profiles"})
+    env = clean_environment({**_UNSEEN, "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}/file/profiles"})
     with _idle_process(env, *_OTHER_FILES) as pid:
         code, data = _examine("--pid", pid, "--no-export")
     assert (code, _findings(data, "failure")) == (0, {})
@@ -202,7 +217,7 @@ def test_path_of_no_use_is_a_warning_in_another_mount_namespace(tmp_path: Path) 
 
 def test_port_without_a_listener_fails_in_another_mount_namespace() -> None:
     skip_without_namespace("--mount")
-    env = clean_environment({**ON, "OTEL_EXPORTER_OTLP_ENDPOINT": UNREACHABLE_URL})
+    env = clean_environment({**_UNSEEN, "OTEL_EXPORTER_OTLP_ENDPOINT": UNREACHABLE_URL})
     with _idle_process(env, *_OTHER_FILES) as pid:
         code, data = _examine("--pid", pid, "--no-export")
     assert (code, [*_findings(data, "failure")]) == (1, ["connection"])
@@ -210,7 +225,7 @@ def test_port_without_a_listener_fails_in_another_mount_namespace() -> None:
 
 def test_setting_that_is_wrong_fails_in_another_network_namespace() -> None:
     skip_without_namespace("--net")
-    env = clean_environment({**ON, "SPLUNK_PROFILER_OUTPUT": "datadog:htps://agent"})
+    env = clean_environment({**_UNSEEN, "SPLUNK_PROFILER_OUTPUT": "datadog:htps://agent"})
     with _idle_process(env, *_OTHER_NETWORK) as pid:
         code, data = _examine("--pid", pid)
     assert code == 1
