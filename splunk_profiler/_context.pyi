@@ -103,6 +103,9 @@ class SocketReader:
     @property
     def is_lost(self) -> bool:
         """True if the socket was closed, not by `stop`, and all messages before that are taken."""
+    @property
+    def is_stopped(self) -> bool:
+        """True from `stop` on, also while that waits for the thread's end."""
     def take(self, timeout_s: float, /) -> list[bytes]:
         """Return the messages of up to 65,536 bytes that arrived since the last call, in order.
 

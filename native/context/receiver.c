@@ -254,12 +254,7 @@ int receiver_start_with_message(receiver *self)
     if (!is_own_process(self)) {
         return 0;
     }
-    if (atomic_load(&self->stopping)) {
-        wait_for_end(self); /* or the caller, who does not know yet, would call again and again */
-    }
-    else {
-        while (is_idle(self) && is_same_socket(self) && poll(&socket, 1, LOOK_AGAIN_MS) == 0) {
-        }
+    while (is_idle(self) && is_same_socket(self) && poll(&socket, 1, LOOK_AGAIN_MS) == 0) {
     }
     return receiver_start(self); /* the thread finds out by itself if the socket no longer exists */
 }
@@ -335,11 +330,12 @@ void receiver_stop(receiver *self)
 
 receiver_status receiver_get_status(receiver *self)
 {
-    receiver_status status = {false, false, 0, 0};
+    receiver_status status = {false, false, false, 0, 0};
     if (is_own_process(self)) {
         pthread_mutex_lock(&self->lock);
         status.is_receiving = self->phase == RECEIVING;
-        status.is_lost = self->phase == ENDED && self->filling.arrived == 0 && !atomic_load(&self->stopping);
+        status.is_stopped = atomic_load(&self->stopping);
+        status.is_lost = self->phase == ENDED && self->filling.arrived == 0 && !status.is_stopped;
         status.received = self->received;
         status.too_long = self->too_long;
         pthread_mutex_unlock(&self->lock);

@@ -31,6 +31,7 @@ typedef struct {
 typedef struct {
     bool is_receiving; /* the thread runs */
     bool is_lost;      /* the socket no longer exists, and all messages are taken */
+    bool is_stopped;   /* by `receiver_stop`; the thread may still run */
     unsigned long long received, too_long;
 } receiver_status;
 

@@ -99,6 +99,11 @@ static PyObject *socket_reader_is_lost(SocketReader *self, void *Py_UNUSED(closu
     return PyBool_FromLong(receiver_get_status(self->receiver).is_lost);
 }
 
+static PyObject *socket_reader_is_stopped(SocketReader *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(receiver_get_status(self->receiver).is_stopped);
+}
+
 static PyObject *socket_reader_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"descriptor", NULL};
@@ -137,6 +142,7 @@ static PyMethodDef socket_reader_methods[] = {
 static PyGetSetDef socket_reader_attributes[] = {
     {"is_receiving", (getter)socket_reader_is_receiving, NULL, "True while the thread receives.", NULL},
     {"is_lost", (getter)socket_reader_is_lost, NULL, "True if the socket was closed, and all is taken.", NULL},
+    {"is_stopped", (getter)socket_reader_is_stopped, NULL, "True from `stop` on.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

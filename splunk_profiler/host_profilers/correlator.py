@@ -222,7 +222,7 @@ class Correlator:
         return True
 
     def _correlate(self, reader: Any, on_closed: Callable[[], None]) -> None:
-        while self._reader is reader and not reader.is_lost:
+        while self._reader is reader and not (reader.is_lost or reader.is_stopped):
             # Transactions that wait are forwarded without a message, also if no thread can be made.
             receive = reader.start if self._deferral.is_active else reader.start_with_message
             for step in (receive, partial(self._correlate_once, reader)):
@@ -231,7 +231,7 @@ class Correlator:
                 except Exception as error:
                     self._guard.note(error)
                     self._wake_event.wait(_MAX_PAUSE_S)  # it may fail each time
-        if self._reader is reader:
+        if self._reader is reader and reader.is_lost:
             with self._guard.catching():
                 on_closed()
 

@@ -38,7 +38,7 @@ class Turns:
         self.waits_s: SimpleQueue[float] = SimpleQueue()
         self.given: SimpleQueue[list[bytes]] = SimpleQueue()
         self.woken = 0
-        self.is_receiving = self.is_lost = False
+        self.is_receiving = self.is_lost = self.is_stopped = False
 
     def start(self) -> None:
         """Note that it receives."""
@@ -61,6 +61,7 @@ class Turns:
 
     def stop(self) -> None:
         """End `take`."""
+        self.is_stopped = True
         self.given.put([])
 
     def counts(self) -> tuple[int, int]:

@@ -175,6 +175,35 @@ def test_a_stop_after_the_application_closed_the_socket_spins_in_no_thread(tmp_p
     assert wait_until(lambda: not any(one.name.startswith(NAME_PREFIX) for one in threading.enumerate()), WAIT_S)
 
 
+class Late(WrappedReader):
+    """A socket reader whose stop comes back only once the correlator's thread has ended."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self.has_ended = False
+
+    def stop(self) -> None:
+        self._reader.stop()
+        self.has_ended = wait_until(
+            lambda: NAME_PREFIX + "correlator" not in {one.name for one in threading.enumerate()}, WAIT_S
+        )
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_thread_ends_also_while_a_stop_waits_for_its_turn(tmp_path: Path, at_once: bool) -> None:
+    made: list[Late] = []
+
+    def late(descriptor: int) -> Late:
+        made.append(Late(descriptor))
+        return made[-1]
+
+    bench = CorrelatorBench(tmp_path, at_once=at_once, resource={}, make_reader=late)
+    bench.correlator.close()
+    bench.end()
+    assert made[-1].has_ended
+    assert not bench.lost.is_set()
+
+
 class Interrupted(WrappedReader):
     """A socket reader during whose stop something else happens."""
 
