@@ -19,7 +19,7 @@ class StreamOutput:
     failure = ""
     has_own_process = False
 
-    def settings(self, resolved: Resolved, *, is_forked_child: bool) -> dict[str, Any]:  # noqa: ARG002  # see ProcessExport
+    def settings(self, resolved: Resolved) -> dict[str, Any]:
         """Return the settings that the stream has; without secrets, unless they are needed there."""
         return resolved.config.shareable()
 

@@ -58,7 +58,6 @@ class StreamSession:
         self._resolved: Resolved | None = None
         self._changed: ResourceChanged | None = None
         self._resource: tuple[ResourceChanged | None, Resource] | None = None  # and what it was made of
-        self._is_forked_child = False
         self._pipeline: StreamPipeline | None = None
         self._sink: DeferredSink[Any] | None = None
         self._batch_exporter: BatchExporter[Any] | None = None
@@ -158,7 +157,6 @@ class StreamSession:
     def _begin(self, started: ProcessStarted) -> None:
         resolved = self._resolved = from_values(started.settings)
         self._pid = started.settings.get("pid", self._pid)
-        self._is_forked_child = started.settings.get("is_forked_child") is True
         self._sink = DeferredSink(self._open_sink, self._knows_service)
         self._batch_exporter = make_batch_exporter(resolved.config, self._sink, self._shares.warning_limit)
         pipeline = make_pipeline(resolved.config, self._deliver)
@@ -207,7 +205,7 @@ class StreamSession:
             return True
         if resolved is None or changed is None:
             return False
-        return self._is_forked_child or changed.is_final or SERVICE_NAME in resolved.resource_attributes
+        return changed.is_final or SERVICE_NAME in resolved.resource_attributes
 
     def _export(self) -> None:
         assert self._sink is not None

@@ -51,9 +51,9 @@ class ProcessExport(StreamOutput):
         """Return the output of a forked child."""
         return ProcessExport(self._connection.successor())
 
-    def settings(self, resolved: Resolved, *, is_forked_child: bool) -> dict[str, Any]:
+    def settings(self, resolved: Resolved) -> dict[str, Any]:
         """Return the settings with which the exporter process exports, secrets included."""
-        return {**to_values(resolved), "is_forked_child": is_forked_child, "pid": os.getpid()}
+        return {**to_values(resolved), "pid": os.getpid()}
 
     def send(self, data: bytes) -> bool:
         """Send `data` whole, without waiting; return False if it is lost and the stream has to begin anew."""

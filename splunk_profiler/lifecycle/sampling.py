@@ -74,7 +74,6 @@ class Sampling:
     ) -> None:
         self._resolved = resolved = _usable_settings(resolved, choice)
         config = resolved.config
-        self._is_forked_child = parent is not None
         self._publishing = publishing
         self._choice = choice
         self.resource_tagger = resource_tagger
@@ -311,8 +310,7 @@ class Sampling:
         self._recorder.restart()
 
     def _start_stream(self) -> None:
-        settings = self.output.settings(self._resolved, is_forked_child=self._is_forked_child)
-        self._recorder.start(settings)
+        self._recorder.start(self.output.settings(self._resolved))
 
     def _record_auxiliary(self) -> None:
         if self._is_audit_due and time.monotonic() >= self._next_audit_s:

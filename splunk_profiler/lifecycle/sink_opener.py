@@ -40,7 +40,7 @@ class SinkOpener:
         from splunk_profiler.export.resource import is_service_known  # noqa: PLC0415  # loads the SDK
 
         self._resource_tagger.attach(spans.tracer_provider())  # here too: soon after the application has set it
-        return self._is_forked_child or is_service_known()
+        return is_service_known()
 
     def load(self) -> None:
         """Import all that the sink takes."""

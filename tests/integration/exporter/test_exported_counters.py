@@ -54,7 +54,7 @@ def stream(output: ProcessExport, resolved: Resolved, snapshots: int) -> bytes:
     """Return a stream of one thread that works."""
     now_ns = time.time_ns()
     entry = ThreadEntry(1, 1, 0, 0, SECOND_NS, 2, 0)
-    settings = output.settings(resolved, is_forked_child=True)
+    settings = output.settings(resolved)
     assert settings["pid"] == os.getpid()
     records: list[Record] = [
         StartRecord(json_object({**settings, "pid": INNER_PID})),

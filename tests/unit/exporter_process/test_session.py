@@ -87,10 +87,8 @@ def test_cpu_time_is_charged_to_the_sessions_whose_streams_take_it() -> None:
     assert 0 < (shares.take(light) - before_ns) * 500 < shares.take(heavy)
 
 
-@pytest.mark.parametrize("is_forked_child", [True, False])
-def test_nothing_is_exported_before_the_host_has_said_its_resource(
-    is_forked_child: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["shop", ""])
+def test_nothing_is_exported_before_the_host_has_named_its_service(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is_known: list[Callable[[], bool]] = []
 
     def make_sink(_open_sink: Any, is_service_known: Callable[[], bool]) -> DeferredSink[Any]:
@@ -98,13 +96,16 @@ def test_nothing_is_exported_before_the_host_has_said_its_resource(
         return DeferredSink(ScriptedSink, is_service_known)
 
     monkeypatch.setattr(session, "DeferredSink", make_sink)
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", name)
     recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
-    recorder.start({**to_values(from_env()), "is_forked_child": is_forked_child})
+    recorder.start(to_values(from_env()))
     fed = StreamSession(1, Shares(lambda: None))
     fed.feed(recorder.take())
     assert not is_known[0]()
     recorder.resource({"runtime-id": "7"}, "", is_final=False)
+    fed.feed(recorder.take())
+    assert is_known[0]() == (name != "")
+    recorder.resource({"service.name": "shop"}, "", is_final=True)
     fed.feed(recorder.take())
     assert is_known[0]()
     recorder.end()

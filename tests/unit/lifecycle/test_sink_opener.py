@@ -1,0 +1,26 @@
+"""The opener of the sink, which knows when the service has its name."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from splunk_profiler.config import Config, from_config
+from splunk_profiler.export import resource
+from splunk_profiler.lifecycle.sink_opener import SinkOpener
+from splunk_profiler.otel import spans
+from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
+
+
+def test_forked_child_does_not_know_its_service_before_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider: TracerProvider | None = None
+    for module in (spans, resource):
+        monkeypatch.setattr(module, "tracer_provider", lambda: provider)
+    monkeypatch.setattr(resource, "current_resource", lambda: Resource({}))  # the detected one is cached
+    resolved, tagger = from_config(Config(enabled=True), {}), ResourceTagger(RuntimeId.new(), on_spans=False)
+    parent = SinkOpener(resolved, tagger, lambda resource: resource, None)
+    child = SinkOpener(resolved, tagger, lambda resource: resource, parent)
+    assert not child.is_service_known()
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}))
+    assert child.is_service_known()
