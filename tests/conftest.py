@@ -29,6 +29,7 @@ from datadog_agent import NotInstallableError
 from destinations import Destination, datadog, pprof, text
 from hypothesis import HealthCheck, settings
 from inspected_process import TargetBuilder
+from profile_files import wait_until
 from target_process import TREE, Target, profiling_settings
 from wheel_builder import build_wheel, copy_sources
 
@@ -260,6 +261,10 @@ def shared_exporter() -> Iterator[None]:
         patch.setenv(TREE, secrets.token_hex())
         with Target(sys.executable, "-c", code, env=profiling_settings("http://127.0.0.1:9", 3_600_000)) as target:
             target.line("ready")
+            if find_spec("splunk_profiler._walker") is not None:
+                from exporter_processes import serves  # noqa: PLC0415  # it needs the extension
+
+                wait_until(lambda: serves(target.pid))  # who ends within a second gets no answer of one that starts
             yield
             target.tell("")
             assert target.finish() == 0, target.output

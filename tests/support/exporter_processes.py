@@ -12,8 +12,11 @@ from pathlib import Path
 
 from target_process import Target, let_exporter_run
 
+from splunk_profiler.cli.delivery_checks import ask_exporter
+from splunk_profiler.cli.process_checks import find_exporter
 from splunk_profiler.exporter_process.connection import ExporterConnection
 from splunk_profiler.exporter_process.launch import Launcher, find_interpreter
+from splunk_profiler.exporter_process.status import StatusError
 
 FACTORY = "echo_session:EchoSession"  # in `targets`, which has to be on the path
 _TITLE = b"splunk-profiler exporter for PID "
@@ -40,6 +43,14 @@ def _read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:  # it has ended, or is another user's
         return b""
+
+
+def serves(host: int) -> bool:
+    """Return True if the exporter of a host answers, and has admitted it: one that starts does neither yet."""
+    found = find_exporter(host)
+    with contextlib.suppress(StatusError):
+        return found is not None and bool(ask_exporter(found))
+    return False
 
 
 def listens(connection: ExporterConnection) -> bool:
