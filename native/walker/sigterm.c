@@ -54,9 +54,11 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
     const bool is_from_self = (info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == pid;
     /* A signal that a process sends to itself takes effect before the call returns (uvicorn ends so). No code
      * after that call may run. The waiting thread parks the main thread, for which it needs no GIL. No other thread
-     * can be parked; its call is one with the GIL, so the main thread does not have the GIL meanwhile. */
-    if (pid != atomic_load(&sigterm_listener.pid)
-        || (is_from_self && !(compat_is_main_thread() && compat_calling_thread() != NULL))) {
+     * can be parked; its `os.kill` has the GIL, so the main thread does not have the GIL meanwhile. Nor does it in
+     * `signal.raise_signal`, but that is to the thread itself. */
+    const bool has_gil = compat_calling_thread() != NULL;
+    const bool is_of_main = compat_is_main_thread() && (has_gil || info->si_code == SI_TKILL);
+    if (pid != atomic_load(&sigterm_listener.pid) || (is_from_self && !is_of_main)) {
         restore_default_action();
         (void)kill(pid, SIGTERM); /* blocked until this handler returns */
         errno = saved;
@@ -74,6 +76,9 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
     for (int polls = 0; is_from_self && !atomic_load(&sigterm_listener.is_main_parked) && polls < MAX_PARK_POLLS;
          polls++) {
         (void)poll(NULL, 0, 1);
+    }
+    while (is_from_self && !has_gil && atomic_load(&sigterm_listener.is_main_parked)) {
+        (void)pause(); /* C code would go on until it takes the GIL */
     }
     errno = saved;
 }

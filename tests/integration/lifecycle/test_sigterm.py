@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from destinations import Destination
 from profile_files import functions, wait_until, written_to
 from receiver_process import Receiver
-from target_process import Target, profiling_settings
+from target_process import TREE, Target, profiling_settings
 
 pytestmark = [
     pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built"),
@@ -78,6 +80,25 @@ def test_sigterm_ends_a_process_in_time_although_the_collector_hangs(state: str)
 def test_a_process_that_sends_itself_sigterm_runs_no_code_after_it(state: str, tmp_path: Path) -> None:
     pid = _end_by_itself(state, tmp_path)
     wait_until(lambda: _is_marked(tmp_path, pid))
+
+
+@pytest.mark.parametrize("state", ["raising", "killing", "restoring"])
+def test_a_process_that_sends_itself_sigterm_waits_for_its_exporter(state: str, tmp_path: Path) -> None:
+    from exporter_processes import find_exporters  # noqa: PLC0415  # it needs the extension
+
+    with Target("terminated.py", state, env={**_to_files(tmp_path), TREE: ""}) as target:
+        target.line("ready")
+        wait_until(lambda: bool(find_exporters(target.pid)))
+        (exporter,) = find_exporters(target.pid)
+        os.kill(exporter, signal.SIGSTOP)
+        try:
+            began_s = time.monotonic()
+            target.tell("go")
+            assert target.finish() == -signal.SIGTERM, target.output
+            assert time.monotonic() - began_s > 1
+        finally:
+            os.kill(exporter, signal.SIGCONT)
+    wait_until(lambda: _is_marked(tmp_path, target.pid))
 
 
 @pytest.mark.parametrize("state", ["thread_raising", "thread_killing"])
