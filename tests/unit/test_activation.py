@@ -285,8 +285,8 @@ def test_starting_installs_no_tracer_provider() -> None:
 
 def test_start_that_cannot_make_a_thread_leaves_nothing_and_raises_nothing() -> None:
     code = (
-        "import resource, threading, splunk_profiler as p\n"
-        "threading.Thread.start = lambda self: (_ for _ in ()).throw(RuntimeError('cannot start new thread'))\n"
+        "import _thread, splunk_profiler as p\n"
+        "_thread.start_new_thread = lambda *_: (_ for _ in ()).throw(RuntimeError('cannot start new thread'))\n"
         f"assert p.start() is False\nassert {THREADS} == 1\n"
     )
     assert "cannot start new thread" in run_code(code, SPLUNK_PROFILER_ENABLED="true")

@@ -233,10 +233,7 @@ def test_socket_listened_to_during_a_close_is_closed_by_the_next_one() -> None:
         made[0].meanwhile = lambda: correlator.listen(ours[1], lambda: None)
         correlator.close()
         correlator.close()
-        for thread in threading.enumerate():
-            if thread.name.startswith(NAME_PREFIX):
-                thread.join(60)
-                assert not thread.is_alive(), thread.name
+        assert wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith(NAME_PREFIX)], 60)
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, CancelledError])
