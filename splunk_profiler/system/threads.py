@@ -93,7 +93,7 @@ class OwnedLock:
 
 
 class _GeventHandle:
-    """What gevent's hook in a forked child wants of a thread."""
+    """A handle of a thread, for gevent's hook in a forked child."""
 
     @staticmethod
     def _set_done(**_: object) -> None:
@@ -109,6 +109,8 @@ class _Thread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._set_ident()  # type: ignore[attr-defined]
         self._set_native_id()  # type: ignore[attr-defined]
+        if sys.version_info >= (3, 14):
+            self._set_os_name()  # type: ignore[attr-defined]
         self._started.set()  # type: ignore[attr-defined]
 
     def is_alive(self) -> bool:

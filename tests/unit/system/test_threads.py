@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import pytest
 from interrupted_lines import is_interrupted, is_interrupted_by_signal
@@ -44,6 +45,20 @@ def test_a_worker_whose_thread_cannot_be_made_is_waited_for_by_nobody(monkeypatc
     with pytest.raises(RuntimeError, match="can't start"):
         worker.start()
     assert worker.join(0)
+
+
+def test_the_kernel_knows_a_worker_by_its_name() -> None:
+    over = WakeEvent()
+    worker = Worker("subject", lambda: over.wait(60))  # type: ignore[arg-type]
+    worker.start()
+    try:
+        name = Path(f"/proc/self/task/{worker.native_id}/comm").read_text("utf-8")
+        # CPython gives it from 3.14 on, before that the native walker, if another test has loaded it.
+        is_named = sys.version_info >= (3, 14) or "splunk_profiler._walker" in sys.modules
+        assert (name == "splunk-profiler\n") == is_named
+    finally:
+        over.set()
+        assert worker.join(60)
 
 
 def test_the_start_of_a_worker_that_does_not_begin_fails(monkeypatch: pytest.MonkeyPatch) -> None:
