@@ -65,7 +65,6 @@ class SnapshotBuilder:
         self._period_ns = period_ns
         self._has_times = has_times
         self._include_internal = include_internal
-        self._skips_idle = skips_idle
         self._states = ThreadStates(skips_idle=skips_idle)
         self._thread_times = ThreadTimes()
         self._last_samples: dict[int, _LastSample] = {}  # threads of the last snapshot
@@ -110,7 +109,7 @@ class SnapshotBuilder:
         With `skips_idle` it is one, with the samples of the first of them. In the others the threads are counted.
         """
         count = deadlines.deadline_count
-        if not self._skips_idle:
+        if not self._states.skips_idle:
             yield from (self.snapshot(deadlines.snapshot(number)) for number in range(1, count + 1))
             return
         first = self.snapshot(deadlines.snapshot(1))

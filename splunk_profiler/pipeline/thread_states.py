@@ -32,7 +32,7 @@ class ThreadStates:
     """The threads of the last snapshot, by their numbers; with `skips_idle`, idle threads are only counted."""
 
     def __init__(self, *, skips_idle: bool) -> None:
-        self._skips_idle = skips_idle
+        self.skips_idle = skips_idle
         self._states: dict[int, ThreadState] = {}  # oldest thread first
         self._totals = (0, 0)  # number of all snapshots and sum of their periods
         self._reported: dict[
@@ -52,8 +52,8 @@ class ThreadStates:
             ended = list(states.keys() - listed.keys())
         else:
             ended = [number for number in dict.fromkeys(snapshot.ended) if number in states]
-        reports_all = self._reports_all or not self._skips_idle
-        idle = self._idle_times(states if reports_all else (*ended, *listed)) if self._skips_idle else []
+        reports_all = self._reports_all or not self.skips_idle
+        idle = self._idle_times(states if reports_all else (*ended, *listed)) if self.skips_idle else []
         for number in ended:
             del states[number]
             self._reported.pop(number, None)
@@ -61,7 +61,7 @@ class ThreadStates:
         changed = states if reports_all else listed
         self._reports_all = False
         self.repeat(1, period_ns)
-        if self._skips_idle:
+        if self.skips_idle:
             self._reported.update(dict.fromkeys(changed, self._totals))
         return ThreadChanges(list(changed.values()), idle, ended)
 

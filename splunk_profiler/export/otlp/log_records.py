@@ -103,6 +103,10 @@ def attributes(values: Mapping[str, Any]) -> list[KeyValue]:
 
 
 def _to_any_value(value: Any) -> AnyValue:  # noqa: PLR0911  # one of each kind
+    if value is None:
+        return AnyValue()
+    if isinstance(value, str):  # a member of an enumeration is its value
+        return AnyValue(string_value=_escape_surrogates(value))
     if isinstance(value, bool):
         return AnyValue(bool_value=value)
     if isinstance(value, int) and -_MAX_INT64 <= value <= _MAX_INT64:
@@ -111,15 +115,11 @@ def _to_any_value(value: Any) -> AnyValue:  # noqa: PLR0911  # one of each kind
         return AnyValue(double_value=value)
     if isinstance(value, bytes):
         return AnyValue(bytes_value=value)
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence):
         return AnyValue(array_value=ArrayValue(values=[_to_any_value(item) for item in value]))
     if isinstance(value, Mapping):
         return AnyValue(kvlist_value=KeyValueList(values=attributes(value)))
-    return (
-        AnyValue()
-        if value is None
-        else AnyValue(string_value=_escape_surrogates(value if isinstance(value, str) else str(value)))
-    )
+    return AnyValue(string_value=_escape_surrogates(str(value)))
 
 
 def _escape_surrogates(text: str) -> str:
