@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -211,16 +212,19 @@ def run_browser(profile: Path) -> Iterator[Page]:
     command = ["bash", "-c", script, "browser", CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
     try:
         with subprocess.Popen(
-            command, pass_fds=(commands_from, answers_to), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            pass_fds=(commands_from, answers_to),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         ) as process:
             os.close(commands_from)
             os.close(answers_to)
             try:
-                page = Page(commands_to, answers_from)
-                yield page
-                page.do("Browser.close")
+                yield Page(commands_to, answers_from)
             finally:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate(timeout=_DEADLINE_S)  # until none of its processes is left to write a file
     finally:
         os.close(commands_to)
         os.close(answers_from)
