@@ -51,15 +51,18 @@ NO_SPAN: SpanKey = ("", "")
 
 
 class Facets(NamedTuple):
-    """Properties that samples can be chosen by; empty where one is not known. See `facet_value`."""
+    """Properties that samples can be chosen by; empty where one is not known. See `facet_value`.
 
-    service: str
-    version: str
-    process: str
-    endpoint: str  # name of the request's first span in its process; in samples as text of the sample's span
-    thread: str
-    code: str  # whose code the leaf of the stack is
-    state: str  # running or waiting
+    Stores keep them by position: a new one comes last. `FACETS` is their order on the page.
+    """
+
+    service: str = ""
+    version: str = ""
+    process: str = ""
+    endpoint: str = ""  # name of the request's first span in its process; in samples as text of the sample's span
+    thread: str = ""
+    code: str = ""  # whose code the leaf of the stack is
+    state: str = ""  # running or waiting
     labels: tuple[tuple[str, str], ...] = ()  # all others of a profile that are text
     span: str = ""  # name of the span
 

@@ -145,7 +145,7 @@ class Recording:
 
     def note_heap(self, process: str, time_ns: int, duration_ns: int = 0) -> None:
         """Note a profile of what is in use: what it does not have is not in use any more."""
-        facets = self.facets_id(Facets("", "", process, "", "", "", ""))
+        facets = self.facets_id(Facets(process=process))
         nothing = {name: 0 for name in self.units if name.startswith(IN_USE)}
         self.add(Sample(time_ns, self.stacks.place(b""), facets, nothing, duration_ns=duration_ns))
 

@@ -196,12 +196,12 @@ class RecordReader:
             endpoint = endpoint_name(leaf, named)
             facets = Facets(
                 *sender,
-                endpoint,
-                named.get("thread.name", ""),
-                leaf[0].kind if leaf else "",
-                _STATES.get(state, state),
-                tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
-                NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),
+                endpoint=endpoint,
+                thread=named.get("thread.name", ""),
+                code=leaf[0].kind if leaf else "",
+                state=_STATES.get(state, state),
+                labels=tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
+                span=NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),
             )
             places = self.recording.stacks.place(stack), self.recording.facets_id(facets)
             self._add(Sample(time_ns, *places, weights, span, message.duration_nanos))
@@ -253,7 +253,7 @@ class RecordReader:
         """
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
         name = span_name or self._span_name((trace_id, span_id))
-        facets = Facets(*sender, name, thread, stack.code, state, span=name)
+        facets = Facets(*sender, endpoint=name, thread=thread, code=stack.code, state=state, span=name)
         self._add(Sample(time_ns, stack.place, self.recording.facets_id(facets), weights, (trace_id, span_id)))
 
     def stack(self, places: Sequence[Place]) -> Stack:

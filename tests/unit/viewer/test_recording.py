@@ -262,7 +262,7 @@ def test_labels_of_most_samples_are_shown_those_of_the_service_first() -> None:
 def test_labels_are_counted_again_when_samples_come() -> None:
     found = recording()
     found.units["cpu"] = "nanoseconds"
-    one, other = (found.facets_id(Facets("", "", "", "", "", "", "", ((name, "x"),))) for name in ("one", "two"))
+    one, other = (found.facets_id(Facets(labels=((name, "x"),))) for name in ("one", "two"))
     found.add(Sample(10, 0, other, {"cpu": 1}))
     assert found.facet_names()[9:] == ["label:two"]
     for _ in range(2):

@@ -145,7 +145,7 @@ def test_old_samples_become_sums_by_minute_without_traces(tmp_path: Path) -> Non
 def test_a_stored_timeline_has_no_steps_shorter_than_profiles_or_sums(tmp_path: Path) -> None:
     recording = Recording()
     recording.units.update(wall="nanoseconds")
-    facets = recording.facets_id(Facets("shop", "", "", "", "", "", ""))
+    facets = recording.facets_id(Facets(service="shop"))
     for second in (0, 200):
         sample = Sample(NOON_NS + second * 10**9, recording.stacks.place(b""), facets, {"wall": 1}, duration_ns=10**10)
         recording.add(sample)
@@ -164,7 +164,7 @@ def heap(recording: Recording, time_ns: int, process: str, allocated: int, in_us
     recording.units.update(alloc_space="bytes", inuse_space="bytes")
     recording.note_heap(process, time_ns)
     stack = recording.stacks.place(np.array([recording.function_id("main", "main.py", ""), 1], np.int32).tobytes())
-    facets = recording.facets_id(Facets("shop", "", process, "", "", "", ""))
+    facets = recording.facets_id(Facets(service="shop", process=process))
     recording.add(Sample(time_ns, stack, facets, {"alloc_space": allocated, "inuse_space": in_use}))
 
 
