@@ -51,9 +51,9 @@ _MAX_QUEUE_BYTES, _ALL_QUEUES_BYTES = 16 << 20, 64 << 20  # 16 MiB are 12 s of 3
 class StreamSession:
     """The session of the process `pid`, until its stream ends."""
 
-    def __init__(self, pid: int, shares: Shares) -> None:
+    def __init__(self, pid: int, accounting: SessionAccounting) -> None:
         self._pid: Any = pid  # then as the process itself sees it: it may have a namespace of its own
-        self._shares = shares
+        self._accounting = accounting
         self._reader = StreamReader()
         self._resolved: Resolved | None = None
         self._changed: ResourceChanged | None = None
@@ -79,7 +79,7 @@ class StreamSession:
 
     def feed(self, data: bytes) -> None:
         """Process the next bytes of the stream; `StreamError` if it cannot be read."""
-        self._shares.count(self, len(data))
+        self._accounting.count(self, len(data))
         for item in self._reader.feed(data):
             if isinstance(item, ProcessStarted) and self._pipeline is None:
                 self._begin(item)
@@ -100,7 +100,7 @@ class StreamSession:
         """Do what is due; called at least once a second."""
         if self._pipeline is not None and self._batch_exporter is not None:
             self._pipeline.tick(boottime_ns())
-            self._batch_exporter.set_max_bytes(self._shares.queue_bytes())
+            self._batch_exporter.set_max_bytes(self._accounting.queue_bytes())
             self._report(self._batch_exporter)
 
     def messages(self) -> list[bytes]:
@@ -150,7 +150,7 @@ class StreamSession:
             self._close_thread.start()
         except RuntimeError:
             self._batch_exporter.stop(0)
-            self._shares.end(self)
+            self._accounting.end(self)
             self.is_done = True
             raise
 
@@ -158,7 +158,7 @@ class StreamSession:
         resolved = self._resolved = from_values(started.settings)
         self._pid = started.settings.get("pid", self._pid)
         self._sink = DeferredSink(self._open_sink, self._knows_service)
-        self._batch_exporter = make_batch_exporter(resolved.config, self._sink, self._shares.warning_limit)
+        self._batch_exporter = make_batch_exporter(resolved.config, self._sink, self._accounting.warning_limit)
         pipeline = make_pipeline(resolved.config, self._deliver)
         self._batch_exporter.expect_run()
         self._export_thread.start()
@@ -213,7 +213,7 @@ class StreamSession:
         with self.log_lines():
             self._sink.open()
             self._is_open.set()
-            self._shares.begin(self)
+            self._accounting.begin(self)
             self._batch_exporter.run()
 
     def _close(self) -> None:
@@ -225,21 +225,21 @@ class StreamSession:
                 self._is_open.wait(_MAX_OPEN_S)  # longer than the host waits, whose samples are here
                 self._batch_exporter.stop(max(self._end_timeout_s - _END_MARGIN_S, 0))
                 self._report(self._batch_exporter)
-                self._shares.end(self)
+                self._accounting.end(self)
         finally:
             self.is_done = True
 
     def _report(self, batch_exporter: BatchExporter[Any]) -> None:
         """Tell the host what was used for it, and what became of its records."""
         counters = batch_exporter.counters()._asdict()
-        self._messages.append(_encode({"cpu_ns": self._shares.take(self), "counters": counters}))
+        self._messages.append(_encode({"cpu_ns": self._accounting.take(self), "counters": counters}))
 
     def log(self, level: int, text: str) -> None:
         """Have the host log a line."""
         self._messages.append(_encode({"level": level, "text": text}))
 
 
-class Shares:
+class SessionAccounting:
     """The CPU time and the memory of the exporter process, shared out among its sessions.
 
     CPU time goes by the bytes that each has got since it was last shared out, memory in equal parts.
@@ -317,7 +317,7 @@ def _lower_priority() -> None:
 
 _SESSIONS: dict[int, StreamSession] = {}  # ident of a thread → the session that it works for
 _NICENESS = os.nice(0) + 5  # a third of the weight of a busy thread: 10 (a tenth) starves it beside several
-_SHARES = Shares(_lower_priority)
+_ACCOUNTING = SessionAccounting(_lower_priority)
 
 
 class _HostLogHandler(logging.Handler):
@@ -325,7 +325,7 @@ class _HostLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         session = _SESSIONS.get(real_get_ident()())
-        for each in _SHARES.sessions() if session is None else [session]:
+        for each in _ACCOUNTING.sessions() if session is None else [session]:
             error = f": {record.exc_info[1]!r}" if record.exc_info else ""
             each.log(record.levelno, record.getMessage() + error)
 
@@ -336,7 +336,7 @@ def make_session(pid: int) -> StreamSession:
         logger.addHandler(_HostLogHandler())
         logger.setLevel(logging.INFO)
         logger.propagate = False
-    return StreamSession(pid, _SHARES)
+    return StreamSession(pid, _ACCOUNTING)
 
 
 def _age_s(instant_ns: int) -> float:

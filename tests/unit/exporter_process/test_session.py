@@ -20,7 +20,7 @@ from splunk_profiler.config import Config, from_env
 from splunk_profiler.config.handover import to_values
 from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.exporter_process import session
-from splunk_profiler.exporter_process.session import Shares, StreamSession
+from splunk_profiler.exporter_process.session import SessionAccounting, StreamSession
 from splunk_profiler.exporter_process.status import StatusError, decode
 from splunk_profiler.model import Batch, DataType, Event, ExportResult, ExportStatus, Profile
 from splunk_profiler.raw import RawEvent
@@ -29,38 +29,38 @@ from splunk_profiler.stream.records import HEADER, LostRecord
 
 
 def test_queues_of_many_sessions_share_a_bounded_memory() -> None:
-    shares = Shares(lambda: None)
+    accounting = SessionAccounting(lambda: None)
     limits = {}
     for count in range(1, 65):
-        shares.begin(StreamSession(count, shares))
-        limits[count] = shares.queue_bytes()
+        accounting.begin(StreamSession(count, accounting))
+        limits[count] = accounting.queue_bytes()
     assert limits[1] == limits[4] == 16 << 20
     assert limits[64] == 1 << 20
     assert max(count * limit for count, limit in limits.items()) == 64 << 20
 
 
 def test_session_that_ended_while_its_exporter_was_loaded_does_not_count() -> None:
-    shares = Shares(lambda: None)
-    ended, other = StreamSession(1, shares), StreamSession(2, shares)
-    shares.begin(other)
+    accounting = SessionAccounting(lambda: None)
+    ended, other = StreamSession(1, accounting), StreamSession(2, accounting)
+    accounting.begin(other)
     ended.close()
-    shares.end(ended)
-    shares.begin(ended)
-    assert shares.sessions() == [other]
+    accounting.end(ended)
+    accounting.begin(ended)
+    assert accounting.sessions() == [other]
 
 
 def test_cpu_time_is_shared_while_sessions_come_and_go() -> None:
-    shares = Shares(lambda: None)
-    last, failures = StreamSession(0, shares), []
-    shares.begin(last)
+    accounting = SessionAccounting(lambda: None)
+    last, failures = StreamSession(0, accounting), []
+    accounting.begin(last)
 
     def come_and_go(number: int) -> None:
         try:
             for _ in range(2000):
-                session = StreamSession(number, shares)
-                shares.begin(session)
-                shares.take(last)
-                shares.end(session)
+                session = StreamSession(number, accounting)
+                accounting.begin(session)
+                accounting.take(last)
+                accounting.end(session)
         except Exception as error:  # for the main thread
             failures.append(error)
 
@@ -70,21 +70,21 @@ def test_cpu_time_is_shared_while_sessions_come_and_go() -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert shares.sessions() == [last]
+    assert accounting.sessions() == [last]
 
 
 def test_cpu_time_is_charged_to_the_sessions_whose_streams_take_it() -> None:
-    shares = Shares(lambda: None)
-    light, heavy = StreamSession(1, shares), StreamSession(2, shares)
+    accounting = SessionAccounting(lambda: None)
+    light, heavy = StreamSession(1, accounting), StreamSession(2, accounting)
     for each in (light, heavy):
-        shares.begin(each)
-    before_ns = shares.take(light)
+        accounting.begin(each)
+    before_ns = accounting.take(light)
     light.feed(HEADER)
     heavy.feed(HEADER * 1000)  # a stream may begin anew at any time
     until_ns = time.process_time_ns() + 50_000_000
     while time.process_time_ns() < until_ns:
         pass
-    assert 0 < (shares.take(light) - before_ns) * 500 < shares.take(heavy)
+    assert 0 < (accounting.take(light) - before_ns) * 500 < accounting.take(heavy)
 
 
 @pytest.mark.parametrize("name", ["shop", ""])
@@ -99,7 +99,7 @@ def test_nothing_is_exported_before_the_host_has_named_its_service(name: str, mo
     monkeypatch.setenv("OTEL_SERVICE_NAME", name)
     recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
     recorder.start(to_values(from_env()))
-    fed = StreamSession(1, Shares(lambda: None))
+    fed = StreamSession(1, SessionAccounting(lambda: None))
     fed.feed(recorder.take())
     assert not is_known[0]()
     recorder.resource({"runtime-id": "7"}, "", is_final=False)
@@ -125,7 +125,7 @@ def test_a_host_need_not_wait_until_what_exports_is_loaded(
         return sink
 
     monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(load, is_known))
-    fed = StreamSession(1, Shares(lambda: None))
+    fed = StreamSession(1, SessionAccounting(lambda: None))
     fed.feed(record_run(to_values(from_env())).data)
     assert fed.is_closing  # with the end of the stream, after which its host waits for nothing
     is_loaded.set()
@@ -140,7 +140,7 @@ def test_status_says_what_became_of_records_and_of_lost_snapshots(monkeypatch: p
     sink = ScriptedSink(ExportResult(ExportStatus.REJECTED, "of no use"))
     monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(lambda: sink, is_known))
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")
-    fed = StreamSession(1, Shares(lambda: None))
+    fed = StreamSession(1, SessionAccounting(lambda: None))
     with pytest.raises(StatusError, match="nothing of this process, which may be new"):
         decode(fed.status())
     *pieces, end = record_run(to_values(from_env())).pieces
@@ -179,7 +179,7 @@ def test_stream_that_begins_anew_begins_the_heap_anew(monkeypatch: pytest.Monkey
         recorder.snapshot(raw)
         recorder.event(RawEvent(raw.time_ns, raw.threads[0], Event(ALLOCATION_KIND, (), 1, 100), live_id=live_id))
         if live_id == 1:
-            fed = StreamSession(1, Shares(lambda: None))
+            fed = StreamSession(1, SessionAccounting(lambda: None))
             fed.feed(recorder.take())
             recorder.restart()
     recorder.end()

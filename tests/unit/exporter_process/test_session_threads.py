@@ -23,8 +23,8 @@ from splunk_profiler.exporter_process import session
 session.DeferredSink = lambda _open_sink, is_known: DeferredSink(scripted_sink.ScriptedSink, is_known)
 recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
 recorder.start(to_values(from_env()))
-shares = session.Shares(lambda: None)
-fed = session.StreamSession(1, shares)
+accounting = session.SessionAccounting(lambda: None)
+fed = session.StreamSession(1, accounting)
 
 def without_threads(call, *arguments):
     usual_bytes = threading.stack_size(1 << 60)  # no address space has room for it
@@ -43,7 +43,7 @@ print(fed.is_done, fed.messages())
 _NEVER_CLOSED = """
 fed.feed(recorder.take())
 without_threads(fed.close)
-print(fed.is_done, shares.sessions())
+print(fed.is_done, accounting.sessions())
 """
 
 
