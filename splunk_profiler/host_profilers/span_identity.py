@@ -16,7 +16,7 @@ from typing import Any
 from opentelemetry import trace
 
 IDENTITY_ATTRIBUTE = "_splunk_profiler_identity"  # of a span
-_MAX_REMEMBERED = 1024
+_MAX_ROOTS = 1024
 
 
 class IdentityFactory:
@@ -37,7 +37,7 @@ class IdentityFactory:
         context = span.get_span_context()
         if not context.is_valid or context.is_remote:
             return None
-        root = _remember(self._roots, (context.trace_id, context.span_id), self._root_of(span, context))
+        root = _set_default(self._roots, (context.trace_id, context.span_id), self._root_of(span, context))
         return self._make(context.trace_id, context.span_id, root, int(context.trace_flags) & 0xFF)
 
     def _root_of(self, span: Any, context: trace.SpanContext) -> int:
@@ -53,10 +53,10 @@ class IdentityFactory:
         return self._roots.get((parent.trace_id, parent.span_id), parent.span_id)
 
 
-def _remember(known: OrderedDict[Any, int], key: Any, value: int) -> int:
-    """Return the value of `key`, after setting it to `value` if there is none."""
+def _set_default(known: OrderedDict[Any, int], key: Any, value: int) -> int:
+    """Return the value of `key`, set to `value` if there was none; drop the oldest beyond the limit."""
     value = known.setdefault(key, value)
-    while len(known) > _MAX_REMEMBERED:
+    while len(known) > _MAX_ROOTS:
         try:
             known.popitem(last=False)
         except KeyError:  # other threads made room

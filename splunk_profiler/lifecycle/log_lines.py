@@ -61,9 +61,9 @@ class LineHandler:
                 logging.NullHandler().handleError(record)
 
     @contextmanager
-    def remembering(self) -> Iterator[None]:
-        """Remember the lines of a start: forked children do not repeat them."""
-        with self._handling_by(self._remember):
+    def in_start(self) -> Iterator[None]:
+        """Keep the lines of a start: forked children do not repeat them."""
+        with self._handling_by(self._handle_in_start):
             yield
 
     @contextmanager
@@ -74,7 +74,7 @@ class LineHandler:
         those of streams and queues. Lines below warnings are dropped: they are those of the parent's start, which its
         level may have kept back.
         """
-        with self._handling_by(self._hand_over):
+        with self._handling_by(self._handle_in_fork_hook):
             yield
 
     @contextmanager
@@ -85,12 +85,12 @@ class LineHandler:
         finally:
             self._handle = before
 
-    def _remember(self, record: logging.LogRecord) -> None:
+    def _handle_in_start(self, record: logging.LogRecord) -> None:
         if len(self._start_lines) < _MAX_START_LINES:
             self._start_lines.add(record.getMessage())
         self._handle_between_forks(record)
 
-    def _hand_over(self, record: logging.LogRecord) -> None:
+    def _handle_in_fork_hook(self, record: logging.LogRecord) -> None:
         if is_profiler_thread():
             self._handle_between_forks(record)
         elif record.levelno > logging.INFO and record.getMessage() not in self._start_lines:

@@ -95,7 +95,7 @@ class ProcessProfiler:
             Worker("caller", lambda: calls.run(function, timeout_s)).start()
 
     def _start(self, config: Config | None) -> None:
-        with LINE_HANDLER.remembering(), self._guard.catching(), FORK_GATE, self._turns:
+        with LINE_HANDLER.in_start(), self._guard.catching(), FORK_GATE, self._turns:
             self._stop_unfinished(0)
             self._restart_in_child()
             resolved = self._resolve_settings(config)
