@@ -34,7 +34,7 @@ _RECEIVE_COST_S = 2e-6  # of one message, before `take`
 _JOIN_S = 0.5
 
 
-class Counts(NamedTuple):
+class CorrelationCounters(NamedTuple):
     """Numbers of messages and samples until now.
 
     Attributes:
@@ -173,11 +173,11 @@ class Correlator:
         """Return `resource`, with the profiler's ``host.id`` if it has none of its own."""
         return self._handler.host_id.resource(resource)
 
-    def counts(self) -> Counts:
+    def counts(self) -> CorrelationCounters:
         """Return the numbers until now."""
         received, too_long = self._received_totals(self._reader)
         transactions = self._pending.transactions
-        return Counts(
+        return CorrelationCounters(
             received,
             too_long,
             self._handler.malformed.total(),

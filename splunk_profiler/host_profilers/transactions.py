@@ -69,7 +69,7 @@ class Transaction:
 
 
 class TransactionBuffer:
-    """The transactions of a process; `correlator.Counts` documents the counters."""
+    """The transactions of a process; `correlator.CorrelationCounters` documents the counters."""
 
     def __init__(self, size: int) -> None:
         self._size = size

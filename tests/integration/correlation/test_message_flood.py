@@ -51,7 +51,7 @@ def test_flood_of_messages_is_counted_or_refused_in_bounded_memory() -> None:
         _, most = _numbers(service.lines(2, "memory")[1])
         service.close_stdin()
         found = service.json("ids")
-        counts = _counts(service.find(r"from host profilers: Counts\((.*)\)"))
+        counts = _counts(service.find(r"from host profilers: CorrelationCounters\((.*)\)"))
         assert service.finish() == 0
         assert not list(Path(folder).iterdir())
     refused = sent.pop("refused", 0)

@@ -53,7 +53,7 @@ def test_the_counts_of_messages_are_logged_at_the_stop(inbox: socket.socket, cap
     until(lambda: correlator.counts().received == 2)
     correlator.stop(1.0)
     assert correlator.counts().received == 2
-    assert "from host profilers: Counts(received=2" in caplog.text
+    assert "from host profilers: CorrelationCounters(received=2" in caplog.text
 
 
 def test_what_came_to_a_socket_that_is_gone_still_counts(inbox: socket.socket, tmp_path: Path) -> None:
