@@ -61,7 +61,7 @@ class StoreFile:
         self._problem = ""
         self.logs, self.traces = (_Requests(self._writer, is_traces=is_traces) for is_traces in (False, True))
         self._ended = threading.Event()
-        self._worker = Worker("store", self._keep_up)
+        self._worker = Worker("store", self._run_maintenance)
         self._worker.start()
 
     @property
@@ -75,10 +75,10 @@ class StoreFile:
         self._worker.join(threading.TIMEOUT_MAX)
         self._writer.close()
 
-    def _keep_up(self) -> None:
+    def _run_maintenance(self) -> None:
         while not self._ended.wait(self._interval_s):
             try:
-                self._writer.keep_up(time.time_ns())
+                self._writer.run_maintenance(time.time_ns())
                 self._problem = ""
             except Exception as error:  # whatever it is, the store must not grow for ever
                 is_known = isinstance(error, SourceError)

@@ -68,7 +68,7 @@ class Limits(NamedTuple):
 
 
 class StoreWriter:
-    """A store that this process alone writes; `append` and `keep_up` may be called on different threads.
+    """A store that this process alone writes; `append` and `run_maintenance` may be called on different threads.
 
     Raises:
         SourceError: it is not one, cannot be written, or another process writes it.
@@ -122,7 +122,7 @@ class StoreWriter:
         with explained(self.path), transaction(self._keeping):
             return self._add(recording, unread, until_ns)
 
-    def keep_up(self, now_ns: int, *, hold_ns: int = _HOLD_NS) -> None:
+    def run_maintenance(self, now_ns: int, *, hold_ns: int = _HOLD_NS) -> None:
         """Make parts of the requests that have waited for `hold_ns`, join and sum up parts, and delete old ones.
 
         What is more than `AHEAD_NS` from now is counted and left out: it would never be old.

@@ -27,7 +27,7 @@ def main(path: str, step: int) -> None:
             line = sample_line(f"shop.step_{step % 50}(/srv/shop.py:{number})", time_ns=now_ns + number)
             writer.append(json.loads(line), is_traces=False, received_ns=now_ns)
             print(step * SAMPLES + number + 1, flush=True)
-        writer.keep_up(now_ns, hold_ns=0)
+        writer.run_maintenance(now_ns, hold_ns=0)
         step += 1
 
 

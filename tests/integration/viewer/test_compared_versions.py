@@ -50,7 +50,7 @@ def files(released: Path, _tmp_path: Path, _database: Database) -> Source:
 def store(released: Path, tmp_path: Path, _database: Database) -> Source:
     with writing(tmp_path / "store.db") as writer:
         put(writer, *lines_of(released), received_ns=0)
-        writer.keep_up(int(released.stat().st_mtime * 1e9))
+        writer.run_maintenance(int(released.stat().st_mtime * 1e9))
     return LiveStore(tmp_path / "store.db")
 
 

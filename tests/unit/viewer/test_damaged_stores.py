@@ -83,7 +83,7 @@ def test_a_request_that_cannot_be_made_a_part_goes_and_others_become_parts(tmp_p
         for now_ns, is_due in ((NOON_NS + MINUTE_NS, damaged < 5), (NOON_NS + 2 * HOUR_NS, damaged == 5)):
             said = pytest.raises(SourceError, match=r"store\.db: requests that cannot be read are dropped: 1 ")
             with said if is_due else nullcontext():
-                writer.keep_up(now_ns)
+                writer.run_maintenance(now_ns)
     store = LiveStore(path)
     assert (rows(path, "requests"), rows(path, "parts"), store.unread) == (0, 1, 1)
     assert store.recording.weights(Selection("samples")).sum() == (4 if damaged == 5 else 3)
@@ -107,7 +107,7 @@ def test_requests_before_one_that_cannot_be_read_count_once_when_it_can(tmp_path
 def store_with_part(path: Path) -> None:
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
 
 
 @pytest.mark.parametrize(("field", "bits"), [(8, 1), (10, 4), (10, 1)])  # flags and methods of the archive's directory
@@ -120,14 +120,14 @@ def test_a_part_with_a_wrong_bit_is_an_error_for_reader_and_writer(tmp_path: Pat
     with pytest.raises(SourceError, match="is damaged"):
         LiveStore(path)
     with writing(path) as writer, pytest.raises(SourceError, match="is damaged"):
-        writer.keep_up(NOON_NS + 3 * DAY_NS)
+        writer.run_maintenance(NOON_NS + 3 * DAY_NS)
 
 
 def test_a_damaged_span_is_an_error_where_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS), span_line("GET /", times_ns=(NOON_NS, NOON_NS + 1)))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         put(writer, span_line("inner", "2" * 16))
     store = LiveStore(path)
     for content in ("hostile", "7", None):
@@ -145,7 +145,7 @@ def test_a_value_that_is_missing_is_an_error_for_reader_and_writer(tmp_path: Pat
     with pytest.raises(SourceError, match="is damaged"):
         LiveStore(path)
     with writing(path) as writer, pytest.raises(SourceError, match="is damaged"):
-        writer.keep_up(NOON_NS + 3 * DAY_NS)
+        writer.run_maintenance(NOON_NS + 3 * DAY_NS)
 
 
 @pytest.mark.parametrize("begun", ["PRAGMA auto_vacuum = INCREMENTAL", "PRAGMA journal_mode = WAL"])
@@ -184,10 +184,10 @@ def test_what_lies_more_than_a_day_ahead_is_counted_and_left_out(tmp_path: Path)
         for place, time_ns in enumerate((NOON_NS, *ahead_ns), 1):
             span = span_line("GET /", str(place) * 16, times_ns=(NOON_NS, time_ns))
             put(writer, sample_line(time_ns=time_ns), span)
-        writer.keep_up(NOON_NS + MINUTE_NS)
+        writer.run_maintenance(NOON_NS + MINUTE_NS)
         store = LiveStore(path)
         assert (store.recording.count(), rows(path, "spans"), store.unread) == (2, 2, 2)
-        writer.keep_up(NOON_NS + 9 * DAY_NS)
+        writer.run_maintenance(NOON_NS + 9 * DAY_NS)
         store.refresh()
         assert (store.recording.count(), rows(path, "spans"), store.unread) == (0, 0, 2)
 
@@ -206,7 +206,7 @@ def test_a_store_that_is_made_anew_while_it_is_shown_is_read_anew(tmp_path: Path
     path = tmp_path / "store.db"
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS), span_line("GET /", times_ns=(NOON_NS, NOON_NS + 1)))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     store = LiveStore(path)
     assert (store.recording.count(), store.count_requests(WALL)) == (1, 1)
     for file in tmp_path.glob("store.db*"):
@@ -217,7 +217,7 @@ def test_a_store_that_is_made_anew_while_it_is_shown_is_read_anew(tmp_path: Path
     version = store.version
     with writing(path) as writer:
         put(writer, *(sample_line("new.function(/n.py:1)", time_ns=NOON_NS + place) for place in range(5)))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         store.refresh()
         assert [function.name for function in store.recording.functions] == ["new.function"]
         put(writer, sample_line("new.function(/n.py:1)"))

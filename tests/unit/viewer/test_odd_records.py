@@ -109,7 +109,7 @@ def test_profiles_are_unread_once_those_before_them_held_too_much(tmp_path: Path
     files.refresh()
     with writing(tmp_path / "store.db") as writer:
         put(writer, *lines)
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     for source in (files, LiveStore(tmp_path / "store.db")):
         assert (source.unread, source.recording.count()) == (3, 2)
 
@@ -146,7 +146,7 @@ def test_records_of_impossible_times_are_unread_in_files_and_stores(tmp_path: Pa
     with writing(path) as writer:
         put(writer, *lines)
         waiting = LiveStore(path)
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     for source in (files, waiting, LiveStore(path)):
         assert source.unread == 3
         assert source.recording.period_ns() == (NOON_NS, NOON_NS + 1)
@@ -188,10 +188,10 @@ def test_values_of_one_name_with_other_units_are_kept_apart(tmp_path: Path) -> N
         for line in lines:  # each is a batch of its own
             put(writer, line)
             waiting = sums_by_unit(LiveStore(path).recording)
-            writer.keep_up(NOON_NS, hold_ns=0)
+            writer.run_maintenance(NOON_NS, hold_ns=0)
             assert sums_by_unit(LiveStore(path).recording) == waiting
         assert waiting == expected
-        writer.keep_up(NOON_NS + 2 * HOUR_NS)
+        writer.run_maintenance(NOON_NS + 2 * HOUR_NS)
     assert sums_by_unit(LiveStore(path).recording) == expected
 
 

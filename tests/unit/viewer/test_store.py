@@ -58,7 +58,7 @@ def test_a_store_shows_what_a_directory_does_with_and_without_parts(tmp_path: Pa
         store = LiveStore(path)
         seen = [of(store.recording)]
         for now_ns in (NOON_NS, NOON_NS + MINUTE_NS, NOON_NS + 8 * HOUR_NS):
-            writer.keep_up(now_ns)
+            writer.run_maintenance(now_ns)
             version = store.version
             store.refresh()
             seen.append(of(store.recording))
@@ -84,7 +84,7 @@ def test_what_is_appended_is_seen_by_readers_that_are_there(tmp_path: Path) -> N
             for reader in readers:
                 reader.refresh()
                 assert reader.recording.weights(Selection("samples")).sum() == count
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         put(writer, sample_line("other.function(/o.py:1)"))
         for reader in readers:
             reader.refresh()
@@ -95,16 +95,16 @@ def test_a_late_span_names_its_samples_when_their_hour_is_over(tmp_path: Path) -
     path = tmp_path / "store.db"
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS), sample_line(time_ns=NOON_NS, span="1" * 16))
-        writer.keep_up(NOON_NS + MINUTE_NS)
+        writer.run_maintenance(NOON_NS + MINUTE_NS)
         put(writer, span_line("GET /", times_ns=(NOON_NS, NOON_NS + 1)), received_ns=NOON_NS + MINUTE_NS)
         put(writer, sample_line(time_ns=NOON_NS + 1), received_ns=NOON_NS + MINUTE_NS)
-        writer.keep_up(NOON_NS + 2 * MINUTE_NS)
+        writer.run_maintenance(NOON_NS + 2 * MINUTE_NS)
         store = LiveStore(path)
         assert dict(store.recording.facet_values(Selection("samples"))["endpoint"].values) == {
             "(span not received)": 2,
             "GET /": 1,
         }
-        writer.keep_up(NOON_NS + 2 * HOUR_NS)
+        writer.run_maintenance(NOON_NS + 2 * HOUR_NS)
         store.refresh()
     assert rows(path, "parts") == 1
     assert dict(store.recording.facet_values(Selection("samples"))["endpoint"].values) == {
@@ -118,7 +118,7 @@ def test_a_span_that_comes_while_its_samples_wait_names_them(tmp_path: Path) -> 
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS), received_ns=NOON_NS)
         put(writer, span_line("GET /"), received_ns=NOON_NS + 1)
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     assert rows(path, "requests") == 1
     assert dict(LiveStore(path).recording.facet_values(WALL)["endpoint"].values) == {"GET /": 10**9}
 
@@ -127,15 +127,15 @@ def test_old_samples_become_sums_by_minute_without_traces(tmp_path: Path) -> Non
     path = tmp_path / "store.db"
     with writing(path) as writer:
         put(writer, *(sample_line(time_ns=NOON_NS + second * 10**9) for second in range(150)), span_line("GET /"))
-        writer.keep_up(NOON_NS + MINUTE_NS)
+        writer.run_maintenance(NOON_NS + MINUTE_NS)
         store = LiveStore(path)
         before = of(store.recording)
         assert store.recording.count() == 150
-        writer.keep_up(NOON_NS + 2 * DAY_NS)
+        writer.run_maintenance(NOON_NS + 2 * DAY_NS)
         store.refresh()
         after = of(store.recording)
         assert store.recording.count() == 3
-        writer.keep_up(NOON_NS + 2 * DAY_NS + 1)
+        writer.run_maintenance(NOON_NS + 2 * DAY_NS + 1)
         assert rows(path, "parts") == 1
     assert after["top"] == before["top"]
     assert dict(store.recording.facet_values(WALL)["trace"].values) == {"": 150 * 10**9}
@@ -155,7 +155,7 @@ def test_a_stored_timeline_has_no_steps_shorter_than_profiles_or_sums(tmp_path: 
             writer.add(recording)
         store = LiveStore(path)
         for now_ns, seconds in ((NOON_NS, 10), (NOON_NS + 2 * HOUR_NS, 10), (NOON_NS + 2 * DAY_NS, 60)):
-            writer.keep_up(now_ns)
+            writer.run_maintenance(now_ns)
             store.refresh()
             assert store.recording.timeline(WALL, "service", 120).step_ns == seconds * 10**9
 
@@ -175,7 +175,7 @@ def test_of_memory_in_use_the_last_profile_of_each_minute_stays(tmp_path: Path) 
     path = tmp_path / "store.db"
     with writing(path) as writer:
         writer.add(recording)
-        writer.keep_up(NOON_NS + 2 * DAY_NS)
+        writer.run_maintenance(NOON_NS + 2 * DAY_NS)
     thinned = LiveStore(path).recording
     assert thinned.weights(Selection("alloc_space")).sum() == 4000
     for until_ns, total in ((None, 35), (NOON_NS + MINUTE_NS, 37)):
@@ -189,10 +189,10 @@ def test_what_is_too_old_goes_with_all_that_only_it_refers_to(tmp_path: Path) ->
         put(writer, sample_line("old.function(/old.py:1)", service="old", time_ns=NOON_NS), span_line("old", "2" * 16))
         put(writer, sample_line("new.function(/new.py:1)", service="new", time_ns=NOON_NS + 6 * DAY_NS))
         store = LiveStore(path)
-        writer.keep_up(NOON_NS + 6 * DAY_NS + MINUTE_NS)
+        writer.run_maintenance(NOON_NS + 6 * DAY_NS + MINUTE_NS)
         store.refresh()
         assert {name for name, _ in store.recording.facet_values(WALL)["service"].values} == {"old", "new"}
-        writer.keep_up(NOON_NS + 9 * DAY_NS)
+        writer.run_maintenance(NOON_NS + 9 * DAY_NS)
         store.refresh()
     assert {name for name, _ in store.recording.facet_values(WALL)["service"].values} == {"new"}
     assert [rows(path, table) for table in ("functions", "stacks", "facets", "parts", "spans")] == [1, 1, 1, 1, 0]
@@ -208,8 +208,8 @@ def test_the_oldest_goes_when_there_are_too_many_bytes(tmp_path: Path) -> None:
         for hour in range(12):
             names = [f"module_{hour}.function_{place}(/{os.urandom(20).hex()}.py:1)" for place in range(200)]
             put(writer, *(sample_line(name, time_ns=NOON_NS + hour * HOUR_NS) for name in names))
-            writer.keep_up(NOON_NS + hour * HOUR_NS, hold_ns=0)
-            writer.keep_up(NOON_NS + hour * HOUR_NS, hold_ns=0)
+            writer.run_maintenance(NOON_NS + hour * HOUR_NS, hold_ns=0)
+            writer.run_maintenance(NOON_NS + hour * HOUR_NS, hold_ns=0)
             assert writer.size <= limit
     kept = LiveStore(path).recording
     assert 0 < kept.count() < 12 * 200
@@ -232,7 +232,7 @@ def test_spans_that_take_most_of_the_room_go_before_samples(tmp_path: Path) -> N
         for hour in range(4):
             writer.add(thousand_spans(hour))
             put(writer, sample_line(time_ns=NOON_NS + hour * HOUR_NS))
-            writer.keep_up(NOON_NS + hour * HOUR_NS, hold_ns=0)
+            writer.run_maintenance(NOON_NS + hour * HOUR_NS, hold_ns=0)
             assert writer.size <= limit
     assert LiveStore(path).recording.weights(Selection("samples")).sum() == 4
     assert 500 < rows(path, "spans") == rows(path, "first_spans") < 2000
@@ -246,7 +246,7 @@ def test_the_file_becomes_smaller_when_spans_alone_go(tmp_path: Path) -> None:
             writer.add(thousand_spans(hour))
         limit = writer.size * 6 // 10
     with writing(path, Limits(max_bytes=limit)) as writer:
-        writer.keep_up(NOON_NS)
+        writer.run_maintenance(NOON_NS)
         assert path.stat().st_size == writer.size <= limit
 
 
@@ -257,10 +257,10 @@ def test_spans_go_with_the_samples_of_their_time(tmp_path: Path) -> None:
             times_ns = NOON_NS + hour * HOUR_NS, NOON_NS + hour * HOUR_NS + 1
             names = [f"m{hour}.f{call}(/{os.urandom(20).hex()}.py:1)" for call in range(500)]
             put(writer, sample_line(*names, time_ns=times_ns[0]), span_line("GET /", f"{hour:016x}", times_ns=times_ns))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         limit = writer.size * 6 // 10
     with writing(path, Limits(max_bytes=limit)) as writer:
-        writer.keep_up(NOON_NS + 10 * HOUR_NS)
+        writer.run_maintenance(NOON_NS + 10 * HOUR_NS)
         assert path.stat().st_size == writer.size <= limit
     kept = LiveStore(path)
     assert 0 < kept.recording.count() == rows(path, "spans") < 7
@@ -272,10 +272,10 @@ def test_no_more_parts_go_than_needed_when_stacks_take_most_of_the_room(tmp_path
     with writing(path) as writer:
         for hour, names in enumerate(calls):
             put(writer, sample_line(*names, time_ns=NOON_NS + hour * HOUR_NS))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         limit = writer.size * 8 // 10
     with writing(path, Limits(max_bytes=limit)) as writer:
-        writer.keep_up(NOON_NS + 10 * HOUR_NS)
+        writer.run_maintenance(NOON_NS + 10 * HOUR_NS)
         assert writer.size <= limit
     kept = LiveStore(path).recording
     assert 5 <= kept.count() < 10
@@ -287,7 +287,7 @@ def test_a_clock_that_goes_back_costs_no_request(tmp_path: Path) -> None:
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS), received_ns=NOON_NS + HOUR_NS)
         put(writer, sample_line(time_ns=NOON_NS + 1), received_ns=NOON_NS)
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         assert rows(path, "requests") == 1
         assert LiveStore(path).recording.weights(Selection("samples")).sum() == 2
 
@@ -297,7 +297,7 @@ def test_what_cannot_be_read_is_counted_before_and_after_it_became_a_part(tmp_pa
     with writing(path) as writer:
         put(writer, sample_line().replace("#1", ""), sample_line())
         assert LiveStore(path).unread == 1
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     assert LiveStore(path).unread == 1
 
 
@@ -333,14 +333,14 @@ def of_a_newer_version(path: Path) -> None:
 def half(path: Path) -> None:
     with writing(path) as writer:
         put(writer, *(sample_line(f"m.f{place}(/f.py:1)") for place in range(500)))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     os.truncate(path, path.stat().st_size // 2)
 
 
 def with_a_damaged_part(path: Path) -> None:
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     with sqlite3.connect(path) as connection:
         ((content,),) = connection.execute("SELECT content FROM parts")
         middle = len(content) // 2
@@ -378,9 +378,9 @@ def test_a_damaged_part_is_an_error_for_the_writer_too_and_stays(tmp_path: Path)
     with_a_damaged_part(path)
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         with pytest.raises(SourceError, match="is damaged"):
-            writer.keep_up(NOON_NS + 3 * DAY_NS)
+            writer.run_maintenance(NOON_NS + 3 * DAY_NS)
     assert rows(path, "parts") == 2
 
 
@@ -390,7 +390,7 @@ def test_spans_are_found_by_their_trace_with_and_without_parts(tmp_path: Path) -
         put(writer, span_line("GET /", times_ns=(NOON_NS, NOON_NS + 1)))
         store = LiveStore(path)
         assert [span.id for span in store.spans_of(TRACE)] == [SPAN]
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         put(writer, span_line("inner", "2" * 16, times_ns=(NOON_NS, NOON_NS + 1)))
         store.refresh()
         assert sorted(span.name for span in store.spans_of(TRACE)) == ["GET /", "inner"]

@@ -121,14 +121,14 @@ def test_requests_need_not_wait_while_old_parts_are_read_and_summed(
     with writing(path) as writer:
         for place, span in enumerate("123"):
             put(writer, sample_line(time_ns=NOON_NS + place, span=16 * span))
-            writer.keep_up(NOON_NS, hold_ns=0)
+            writer.run_maintenance(NOON_NS, hold_ns=0)
         put(writer, span_line("GET /", 16 * "2", times_ns=(NOON_NS, NOON_NS + 1)))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         for function in slow:
             monkeypatch.setattr(store_writer, function.__name__, while_others_can_write(function))
         for now_ns, step in ((NOON_NS + 2 * HOUR_NS, slow[:3] + slow[4:]), (NOON_NS + 2 * DAY_NS, slow)):
             called.clear()
-            writer.keep_up(now_ns)
+            writer.run_maintenance(now_ns)
             assert set(called) == set(step)
     spans = LiveStore(path).recording.facet_values(Selection("samples"))["span"]
     assert dict(spans.values) == {"(span not received)": 2, "GET /": 1}

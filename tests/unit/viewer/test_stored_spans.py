@@ -28,7 +28,7 @@ def test_requests_are_counted_before_and_after_they_became_parts(tmp_path: Path)
             assert store.count_requests(Selection("wall", filters={"service": frozenset({"shop"})})) == 1
             assert store.count_requests(Selection("wall", filters={"endpoint": frozenset({"query"})})) == 0
             assert store.count_requests(Selection("wall", NOON_NS + 1)) == 0
-            writer.keep_up(NOON_NS, hold_ns=0)
+            writer.run_maintenance(NOON_NS, hold_ns=0)
             store.refresh()
 
 
@@ -39,7 +39,7 @@ def test_a_parent_that_comes_later_tells_that_its_child_was_no_request(tmp_path:
         counts = []
         for name, span, parent in (("query", "2", "1"), ("GET /", "1", ""), ("POST /", "3", "")):
             put(writer, span_line(name, span * 16, parent * 16, (NOON_NS, NOON_NS + 9), service="shop"))
-            writer.keep_up(NOON_NS, hold_ns=0)
+            writer.run_maintenance(NOON_NS, hold_ns=0)
             store.refresh()
             counts.append((store.count_requests(WALL), rows(path, "first_spans")))
         assert counts == [(1, 1), (1, 1), (2, 2)]
@@ -49,7 +49,7 @@ def test_a_parent_that_comes_later_tells_that_its_child_was_no_request(tmp_path:
         assert store.count_requests(Selection("wall", None, NOON_NS)) == 0
         with pytest.raises(ValueError, match="by service, version, endpoint and trace: remove the filter by thread"):
             store.count_requests(Selection("wall", filters={"thread": frozenset({"main"})}))
-        writer.keep_up(NOON_NS + 3 * DAY_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS + 3 * DAY_NS, hold_ns=0)
         assert rows(path, "first_spans") == rows(path, "spans") == 0
 
 
@@ -58,20 +58,20 @@ def test_a_span_names_the_samples_of_an_hour_that_is_over(tmp_path: Path) -> Non
     with writing(path) as writer:
         for number, minutes in (("1", 5), ("2", 80), ("3", 200)):  # how long spans are: the first ends in its hour
             put(writer, sample_line(time_ns=begin_ns, span=number * 16))
-            writer.keep_up(begin_ns, hold_ns=0)
+            writer.run_maintenance(begin_ns, hold_ns=0)
             end_ns = begin_ns + minutes * MINUTE_NS
-            writer.keep_up(end_ns - MINUTE_NS)
+            writer.run_maintenance(end_ns - MINUTE_NS)
             times_ns = begin_ns, end_ns
             put(writer, span_line(f"{minutes} minutes", number * 16, times_ns=times_ns), received_ns=end_ns)
-            writer.keep_up(end_ns, hold_ns=0)
+            writer.run_maintenance(end_ns, hold_ns=0)
             begin_ns += 6 * HOUR_NS
-            writer.keep_up(begin_ns)
+            writer.run_maintenance(begin_ns)
         store = LiveStore(path)
         names = {name for name, _ in store.recording.facet_values(WALL)["endpoint"].values}
         assert names == {"5 minutes", "80 minutes", "200 minutes"}
     version = store.version
     with writing(path) as writer:
-        writer.keep_up(begin_ns + HOUR_NS)
+        writer.run_maintenance(begin_ns + HOUR_NS)
     store.refresh()
     assert store.version == version
 
@@ -80,8 +80,8 @@ def test_spans_are_kept_no_longer_than_samples(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path, Limits(all_ns=DAY_NS)) as writer:
         put(writer, sample_line(time_ns=NOON_NS), span_line("GET /", times_ns=(NOON_NS, NOON_NS)))
-        writer.keep_up(NOON_NS, hold_ns=0)
-        writer.keep_up(NOON_NS + DAY_NS + 2)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS + DAY_NS + 2)
     assert rows(path, "parts") == rows(path, "spans") == 0
 
 
@@ -93,9 +93,9 @@ def test_spans_are_kept_as_long_as_samples_of_their_hour(tmp_path: Path) -> None
             put(writer, span_line("GET /", f"{minute:016x}", times_ns=(at_ns, at_ns + 9)))
             if minute:
                 put(writer, sample_line(time_ns=at_ns))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         assert rows(path, "spans") == 4
-        writer.keep_up(NOON_NS + DAY_NS + 30 * MINUTE_NS)
+        writer.run_maintenance(NOON_NS + DAY_NS + 30 * MINUTE_NS)
     assert rows(path, "parts") == 1
     assert LiveStore(path).count_requests(WALL) == 3
 
@@ -104,12 +104,12 @@ def test_requests_that_wait_take_no_room_of_samples(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
         put(writer, sample_line(time_ns=NOON_NS))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         limit = writer.size + 20_000
     with writing(path, Limits(max_bytes=limit)) as writer:
         put(writer, sample_line(*(f"m.{os.urandom(500).hex()}(/m.py:1)" for _ in range(100)), time_ns=NOON_NS))
         assert writer.size > limit
-        writer.keep_up(NOON_NS)
+        writer.run_maintenance(NOON_NS)
     assert (rows(path, "requests"), rows(path, "parts")) == (1, 1)
 
 
@@ -120,11 +120,11 @@ def test_a_reader_forgets_the_spans_that_the_store_has_or_has_deleted(tmp_path: 
         put(writer, span_line("GET /", "1" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
         store.refresh()
         assert store.count_requests(WALL) == 1
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         store.refresh()
         assert not store.recording.spans
         assert [span.name for span in store.spans_of(TRACE)] == ["GET /"]
-        writer.keep_up(NOON_NS + 9 * DAY_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS + 9 * DAY_NS, hold_ns=0)
         store.refresh()
         assert not store.spans_of(TRACE)
 
@@ -136,7 +136,7 @@ def five_days(path: Path) -> None:
             at_ns = NOON_NS + day * DAY_NS
             span = span_line("GET /", f"{day:016x}", times_ns=(at_ns, at_ns + 9), service="shop")
             put(writer, sample_line(time_ns=at_ns), span, received_ns=at_ns)
-            writer.keep_up(at_ns, hold_ns=0)
+            writer.run_maintenance(at_ns, hold_ns=0)
 
 
 def test_requests_are_not_counted_where_samples_have_outlived_their_spans(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_requests_are_not_counted_where_spans_went_to_make_room(tmp_path: Path) 
         for place in range(500):
             put(writer, span_line("GET /", f"{place:016x}", "", (NOON_NS, NOON_NS + place), ("q" * 500,)))
         put(writer, sample_line(time_ns=NOON_NS), sample_line(time_ns=NOON_NS + 9))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         limit = writer.size * 9 // 10
         whole = LiveStore(path)
         assert whole.count_requests(WALL) == 500
     with writing(path, Limits(max_bytes=limit)) as writer:
-        writer.keep_up(NOON_NS)
+        writer.run_maintenance(NOON_NS)
     whole.refresh()
     assert whole.recording.weights(Selection("samples")).sum() == 2
     with pytest.raises(ValueError, match="are deleted"):
@@ -186,7 +186,7 @@ def test_requests_are_counted_by_version_with_and_without_parts(tmp_path: Path) 
             counts = [store.count_requests(of_versions(version)) for version in ("1.0", "1.1", "", "\udcff")]
             assert counts == [1, 2, 1, 0]
             assert store.count_requests(of_versions("1.0", "1.1")) == 3
-            writer.keep_up(NOON_NS, hold_ns=0)
+            writer.run_maintenance(NOON_NS, hold_ns=0)
 
 
 FORMATS = {
@@ -225,7 +225,7 @@ def test_a_store_of_an_older_format_is_read_and_upgraded_when_written(tmp_path: 
         for number in "12":
             put(writer, span_line("GET /", number * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop"))
         put(writer, span_line("query", "3" * 16, "2" * 16, (NOON_NS, NOON_NS + 9), service="shop"))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     make_older(path, form)
     before = LiveStore(path)
     assert [before.count_requests(asked) for asked in (WALL, of_versions(""), of_versions("1.1"))] == [2, 2, 0]
@@ -233,7 +233,7 @@ def test_a_store_of_an_older_format_is_read_and_upgraded_when_written(tmp_path: 
         assert rows(path, "first_spans") == LiveStore(path).count_requests(of_versions("")) == 2
         new = span_line("GET /", "4" * 16, times_ns=(NOON_NS, NOON_NS + 9), service="shop")
         put(writer, of_version(new, "1.1"))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
         for store in (before, LiveStore(path)):
             store.refresh()
             counts = [store.count_requests(asked) for asked in (WALL, of_versions(""), of_versions("1.1"))]
@@ -260,6 +260,6 @@ def test_spans_with_wrong_ids_keep_no_others_from_being_counted(tmp_path: Path) 
     with writing(path) as writer:
         good = span_line("GET /", times_ns=(NOON_NS, NOON_NS + 9), service="shop")
         put(writer, *(good.replace(TRACE, trace) for trace in ("\\udcff", "x" * 10_000, TRACE)))
-        writer.keep_up(NOON_NS, hold_ns=0)
+        writer.run_maintenance(NOON_NS, hold_ns=0)
     assert rows(path, "spans") == rows(path, "first_spans") == 1
     assert LiveStore(path).count_requests(WALL) == 1
