@@ -44,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a table, without quotes
 _LAG_NS = 30 * 10**9  # records come so much later than their time
 # A profile has the time of its beginning: what it is longer than usual it comes later. By default it lasts 10 s, and up
 # to the next snapshot.
-_USUAL_PROFILE_NS, _SAID_LATE_NS = 15 * 10**9, 5 * 10**9
+_USUAL_PROFILE_NS, _MIN_REPORTED_DELAY_NS = 15 * 10**9, 5 * 10**9
 _REFRESH_NS = 5 * 10**9
 _MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
 _MAX_SPANS = 100_000  # of a trace
@@ -60,8 +60,8 @@ class _Reading:
         unread: records that are none.
         left_out: older profiles.
         has_all_ids: all samples of traces have the ids of these.
-        unnamed: readers of samples of a period, without names of spans.
-        nameless: readers of those whose spans were asked for; some of these may come later.
+        names_due: readers whose span names have not been asked for, with the period of their samples.
+        names_missing: those with spans that were not there yet: they may come later.
         asked_ns: when these were asked for last.
         lengths: of the longest profiles of each process.
     """
@@ -72,8 +72,8 @@ class _Reading:
     unread: int = 0
     left_out: int = 0
     has_all_ids: bool = True
-    unnamed: list[tuple[RecordReader, Period]] = field(default_factory=list)
-    nameless: list[tuple[RecordReader, Period]] = field(default_factory=list)
+    names_due: list[tuple[RecordReader, Period]] = field(default_factory=list)
+    names_missing: list[tuple[RecordReader, Period]] = field(default_factory=list)
     asked_ns: int = 0
     lengths: ProfileLengths = field(default_factory=dict)
 
@@ -154,14 +154,14 @@ class ClickHouse(Source):
     def _read_new(self) -> None:
         until_ns = time.time_ns() - self._lag_ns - self._late_ns
         is_new = self._read(self._all, until_ns)  # which may change the version as well
-        self.version += is_new or bool(self._all.unnamed)
+        self.version += is_new or bool(self._all.names_due)
         self.unread = self._all.unread
         self.remark = self._reach
         if self._all.left_out:
             self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
         longest_ns = max((median_high(of_process)[0] for of_process in self._all.lengths.values()), default=0)
         self._late_ns = max(0, longest_ns - _USUAL_PROFILE_NS)
-        if self._late_ns >= _SAID_LATE_NS and self.follows:
+        if self._late_ns >= _MIN_REPORTED_DELAY_NS and self.follows:
             late, longest = (-(-each_ns // 10**9) for each_ns in (self._late_ns, longest_ns))
             self.remark += f" New records come {late} s later than usual: a profile was as long as {longest} s."
         self._name_spans(self._all)
@@ -275,8 +275,8 @@ class ClickHouse(Source):
             reading.has_all_ids &= found.add_to(reader)
             reading.unread += reader.unread
             reading.left_out += found.left_out
-            if found and found.unnamed_since_ns is not None:
-                reading.unnamed.append((reader, period._replace(since_ns=found.unnamed_since_ns)))
+            if found and found.names_due_since_ns is not None:
+                reading.names_due.append((reader, period._replace(since_ns=found.names_due_since_ns)))
             elif found:
                 self._wait_for_spans(reading, reader, period)
         reading.until_ns = period.until_ns
@@ -284,9 +284,9 @@ class ClickHouse(Source):
 
     def _name_spans(self, reading: _Reading) -> None:
         """Put the names of spans into samples that have none; after an error they get them with the next answer."""
-        while reading.unnamed:
-            reader, period = reading.unnamed[-1]
-            ids = sorted({key[1] for key in reader.nameless() if is_span_key(key)})
+        while reading.names_due:
+            reader, period = reading.names_due[-1]
+            ids = sorted({key[1] for key in reader.unnamed_spans() if is_span_key(key)})
             for first in range(0, len(ids) if self._span_columns else 0, _MAX_IDS):
                 rows = self._client.rows(
                     f"SELECT TraceId, SpanId, SpanName FROM {SPANS}"
@@ -296,14 +296,14 @@ class ClickHouse(Source):
                     ids=",".join(ids[first : first + _MAX_IDS]),
                 )
                 reader.name_spans({(trace, span): name for trace, span, name in rows})
-            reading.unnamed.pop()
+            reading.names_due.pop()
             self._wait_for_spans(reading, reader, period)
 
     def _wait_for_spans(self, reading: _Reading, reader: RecordReader, period: Period) -> None:
         """Keep a reader's samples without a span name until their spans come."""
-        if self._span_columns and reader.nameless():
+        if self._span_columns and reader.unnamed_spans():
             reader.release()
-            reading.nameless.append((reader, period))
+            reading.names_missing.append((reader, period))
 
     def _name_late_spans(self, reading: _Reading) -> None:
         """Put names into samples whose spans were open at the end of what has been read: these come when they end.
@@ -315,8 +315,10 @@ class ClickHouse(Source):
             return
         reading.asked_ns = now_ns
         youngest_ns = now_ns - SPANS_BEFORE_NS
-        reading.nameless = [each for each in reading.nameless if each[0].nameless() and each[1].until_ns > youngest_ns]
-        if not reading.nameless:
+        reading.names_missing = [
+            each for each in reading.names_missing if each[0].unnamed_spans() and each[1].until_ns > youngest_ns
+        ]
+        if not reading.names_missing:
             return
         rows = self._client.rows(
             f"SELECT TraceId, SpanId, SpanName FROM {SPANS} WHERE {between('Timestamp')}"
@@ -325,8 +327,8 @@ class ClickHouse(Source):
             until=reading.until_ns,
         )
         names = {(trace, span): name for trace, span, name in rows}
-        for reader, _ in reading.nameless:
-            found = {key: names[key] for key in reader.nameless() if key in names}
+        for reader, _ in reading.names_missing:
+            found = {key: names[key] for key in reader.unnamed_spans() if key in names}
             reader.name_spans(found)
             self.version += bool(found)
 

@@ -119,7 +119,7 @@ class LogTable(SampleTable):
             f" ORDER BY r.Timestamp DESC LIMIT {_MAX_PROFILES}",
             **parameters,
         )
-        return _Profiles(rows, left_out=max(0, int(count) - _MAX_PROFILES), unnamed_since_ns=period.since_ns)
+        return _Profiles(rows, left_out=max(0, int(count) - _MAX_PROFILES), names_due_since_ns=period.since_ns)
 
     def _narrowed(self, part: Part, period: Period) -> Iterator[tuple[Part, Period]]:
         """Yield the services of the spans of a part's traces, and their time, if there are any in the period."""

@@ -57,12 +57,12 @@ class Found:
 
     Attributes:
         left_out: how many older records there are.
-        unnamed_since_ns: since when there are samples without the names of their spans; None if all have them.
+        names_due_since_ns: since when there are samples without the names of their spans; None if all have them.
     """
 
     rows: Rows
     left_out: int = field(default=0, kw_only=True)
-    unnamed_since_ns: int | None = field(default=None, kw_only=True)
+    names_due_since_ns: int | None = field(default=None, kw_only=True)
 
     def __bool__(self) -> bool:
         return len(self.rows) > 0

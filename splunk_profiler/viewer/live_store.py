@@ -145,7 +145,7 @@ class LiveStore(Source):
             ((line,),) = self._connection.execute("SELECT line FROM requests WHERE id = ?", (place,))
             self._reader.add_request(zlib.decompress(line))
             self._requests.append(place)  # at once: one after it may be an error
-        self._reader.name_spans(read_span_names(self._connection, self._reader.nameless()))
+        self._reader.name_spans(read_span_names(self._connection, self._reader.unnamed_spans()))
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

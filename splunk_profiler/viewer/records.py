@@ -127,7 +127,7 @@ class RecordReader:
         self.unread = 0
         self._stacks: dict[bytes, Stack] = {}  # by the digest of their text
         self.span_names: dict[SpanKey, str] = {}
-        self._nameless: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
+        self._samples_without_name: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
 
     def add_request(self, line: bytes | str) -> None:
         """Read a request of logs or spans in OTLP/JSON."""
@@ -157,12 +157,12 @@ class RecordReader:
         """Put the names of spans into their samples, those that come included."""
         self.span_names.update(names)
         for key, name in names.items():
-            for place in self._nameless.pop(key, ()):
+            for place in self._samples_without_name.pop(key, ()):
                 self.recording.name_span(place, name)
 
-    def nameless(self) -> KeysView[SpanKey]:
-        """Return a view of the spans of samples that have not been read."""
-        return self._nameless.keys()
+    def unnamed_spans(self) -> KeysView[SpanKey]:
+        """Return a view of the spans that samples wait for: their names have not been read."""
+        return self._samples_without_name.keys()
 
     def release(self) -> None:
         """Forget what only reading needs; samples without the name of their span can still get it."""
@@ -267,7 +267,7 @@ class RecordReader:
     def _add(self, sample: Sample) -> None:
         place = self.recording.add(sample)
         if self.recording.facets[sample.facets].span == UNKNOWN_SPAN and sample.span[1]:
-            self._nameless.setdefault(sample.span, []).append(place)
+            self._samples_without_name.setdefault(sample.span, []).append(place)
 
     def _stack_of(self, text: str, dump: Dump) -> Stack:
         """Return the stack of a text; equal texts are read once."""

@@ -182,7 +182,7 @@ class StoreWriter:
             for place in batch:
                 reader.add_request(self._line(place))
             reader.name_spans(names)
-            reader.name_spans(read_span_names(self._keeping, reader.nameless()))
+            reader.name_spans(read_span_names(self._keeping, reader.unnamed_spans()))
             self._make_parts(batch, reader.recording, reader.unread, until_ns)
         except UNREADABLE as error:
             if len(batch) > 1:
