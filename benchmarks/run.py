@@ -43,6 +43,7 @@ MEASURES = (
     "message_loss",
     "message_flood",
     "disabled",
+    "start_cost",
     "memory",
     "allocations",
     "viewer_load",
