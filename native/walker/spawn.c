@@ -83,8 +83,8 @@ static bool arrange_descriptors(const PyObject *listener)
     for (int standard = 0; standard < LISTENER; standard++) {
         (void)close(standard);
     }
-    /* Filters of system calls that are older than close_range (systemd 245) kill who calls it. Before Linux 5.16 that
-     * also ends all that share its memory: the host. */
+    /* System-call filters older than close_range (systemd 245) kill the process that calls it. Before Linux 5.16 that
+     * also kills every process that shares its memory: the host. */
     if (!close_listed(LISTENER + 1) && syscall(SYS_close_range, LISTENER + 1, ~0U, 0) != 0) {
         return false;
     }

@@ -78,8 +78,8 @@ class StreamRecorder:
         self._seen_keys: list[int] = []  # of threads whose numbers a snapshot has asked for
         self._is_complete_due = True  # the next snapshot has all threads
         self._total_count = 0
-        self._snapshot_count = 0  # since the last `take`, with those that are said to be lost
-        self._last_count = 0  # in what was taken last
+        self._snapshot_count = 0  # since the last `take`, those counted as lost included
+        self._last_count = 0  # snapshots that the last `take` returned
         self._is_paused = False
         self._start: StartRecord | None = None
         self._resource: ResourceRecord | None = None

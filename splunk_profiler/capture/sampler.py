@@ -41,7 +41,7 @@ class OverheadLimit(NamedTuple):
 
 
 class DrainPace:
-    """How long snapshots may wait in the ring: longer while the service is idle."""
+    """The time that snapshots may wait in the ring: longer while the service is idle."""
 
     def __init__(self, now_ns: int, service_cpu_ns: int) -> None:
         self._looked_ns, self._service_cpu_ns = now_ns, service_cpu_ns

@@ -76,9 +76,9 @@ def find_exporter(pid: int) -> ExporterEnd | None:
 
 
 def check_settings(pid: int, resolved: Resolved | None, exporter: ExporterEnd | None) -> list[Finding]:
-    """Return why the settings in effect in process `pid` are not known; nothing if they are `resolved`.
+    """Return why the settings in effect in process `pid` are not known; nothing if `resolved` has them.
 
-    These are those of the environment that it was started with, None if that is not known.
+    `resolved` is what the environment at its start says; None if that cannot be read.
     """
     if resolved is None:
         fact = "not known: the process has overwritten the environment that it was started with, as setproctitle does"

@@ -142,7 +142,7 @@ class Receiver:
             with self._request_lock:
                 if not context.is_active():  # its sender has given up waiting, and sends it again
                     self._add(ReceivedCounts(refusals=Refusals(not_saved=1)))
-                    return _ACCEPTED  # which nobody hears
+                    return _ACCEPTED  # the client has gone
                 request = self._parse(kind, body, context)
                 counts = count(request)
                 if counts.samples or counts.profiles or counts.logs or counts.spans:

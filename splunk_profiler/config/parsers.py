@@ -290,7 +290,7 @@ def _split_host_and_port(url: str) -> tuple[str, int | None]:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # its text may hold a password
-        raise ConfigError("it is not a URL, or its port is none") from None
+        raise ConfigError("it is not a URL, or its port is not a number") from None
     if "@" in parts.netloc:
         raise ConfigError("it holds a user name, which cannot be sent")
     host = parts.netloc.rpartition(":")[0] if port is not None else parts.netloc.rstrip(":")

@@ -245,7 +245,7 @@ class Launcher:
     def arguments(self, env: Mapping[str, str]) -> list[str]:
         """Return the command line, from the host's environment.
 
-        Its last word says in `ps` what the process is and for whom.
+        The last argument names process and application in `ps`.
         """
         # Isolated, and without `site`: no variable, directory or sitecustomize changes what runs. Isolated, it does not
         # find a library that only PYTHONHOME names, which is the one variable of Python's that it has.

@@ -256,7 +256,7 @@ class Correlator:
         received, too_long = self._received_totals(reader)
         if too_long:
             self._handler.once_log.log(
-                "a message of a host profiler had more than 65,536 bytes and was discarded (said once)"
+                "a message of a host profiler had more than 65,536 bytes and was discarded (logged once)"
             )
         new_messages, self._last_received = received - self._last_received, received
         if new_messages:

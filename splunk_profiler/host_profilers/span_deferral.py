@@ -87,7 +87,7 @@ class SpanDeferral:
     def _patch_set(self, processors: Any) -> None:
         add, shut_down = processors.add_span_processor, processors.shutdown
         if not hasattr(processors, "__dict__"):
-            logger.debug("what is added to %s later cannot be made to wait", type(processors).__name__)
+            logger.debug("processors added to %s later are not deferred", type(processors).__name__)
             return
 
         def add_span_processor(span_processor: Any) -> None:
@@ -108,7 +108,7 @@ class SpanDeferral:
 
     def _wrap(self, wrapped: WrappedProcessor) -> None:
         if not hasattr(wrapped.processor, "__dict__"):
-            logger.debug("%s cannot be made to wait for a host profiler", type(wrapped.processor).__name__)
+            logger.debug("the spans of %s are not deferred for host profilers", type(wrapped.processor).__name__)
             return
 
         def on_start(span: Any, parent_context: Any = None) -> None:

@@ -225,7 +225,7 @@ class Sampling:
             with FORK_GATE, ShortTurns():  # a child that is forked meanwhile could not import it
                 from splunk_profiler.lifecycle.local_export import LocalExport  # noqa: PLC0415  # needless in most
         except (ImportError, FileNotFoundError, PermissionError) as error:
-            logger.warning("no records are exported: what makes them cannot be loaded: %s", error)
+            logger.warning("no records are exported: the exporter cannot be loaded: %s", error)
             return StreamOutput()
         return LocalExport(
             self._resolved,
@@ -256,7 +256,7 @@ class Sampling:
         log(
             "to sample every %d ms the profiler would use more than %s %% of a core (SPLUNK_PROFILER_MAX_OVERHEAD), or"
             " more than its exporter process can take: it samples every %d ms, and more often again when that takes"
-            " less (said once)",
+            " less (logged once)",
             config.call_stack_interval_ms if periods.is_all_threads_base else config.snapshot_interval_ms,
             config.max_overhead,
             (now.all_ns if periods.is_all_threads_base else now.focused_ns) // 1_000_000,

@@ -43,7 +43,7 @@ class SigtermHandler:
         try:
             from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
         except ImportError as error:
-            logger.debug("what is gathered when SIGTERM comes is not sent: %s", error)
+            logger.debug("SIGTERM is not handled (%s): the last interval is lost", error)
             return
         self.is_ending = False
         listener_id = _walker.sigterm_open()

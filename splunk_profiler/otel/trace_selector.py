@@ -108,7 +108,7 @@ class TraceSelector(SpanListener):
         if self.refused_count and not self._has_logged_refusal:
             self._has_logged_refusal = True
             logger.info(
-                "more than %d selected traces at once: others are not profiled meanwhile (said once)", MAX_ENTRIES
+                "more than %d selected traces at once: others are not profiled meanwhile (logged once)", MAX_ENTRIES
             )
         oldest_ns = self._monotonic_ns() - MAX_ENTRY_NS
         for span_id, start_ns in list(self._entry_start_ns.items()):

@@ -158,7 +158,7 @@ class Aggregator:
             self._has_dropped_labels = True
             logger.info(
                 "there are more different spans, threads or stacks than a profile holds: samples beyond them"
-                " are counted without these (said once)"
+                " are counted without these (logged once)"
             )
         for profile in self._profiles(window):
             self._deliver((profile,))

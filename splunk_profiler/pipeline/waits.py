@@ -81,7 +81,7 @@ _MODULES = (
 )
 _CALL_KINDS = {"with": "lock", "acquire": "lock", "get": "queue"}  # of `Frame.call`
 _BOOTSTRAP_FUNCTIONS = {"_bootstrap", "_bootstrap_inner", "run"}
-# With the function that waits: who puts into a full queue waits for others to work.
+# Kind and function. A thread that puts into a full queue waits for room, not for work.
 _WAITS_FOR_WORK = {("queue", "get"), ("condition", "wait"), ("condition", "wait_for"), ("event", "wait")}
 
 

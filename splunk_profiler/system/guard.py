@@ -88,7 +88,7 @@ _make_record = logger.makeRecord
 
 
 def make_record(*fields: Any, **more: Any) -> logging.LogRecord:
-    """Make the record of a line; a plain one if the application's factory raises: it is no error of who logs."""
+    """Make the record of a line; a plain one if the application's factory raises: our caller must not get its error."""
     try:
         return _make_record(*fields, **more)
     except Exception as error:

@@ -71,7 +71,7 @@ class Columns:
 
     @property
     def end_ns(self) -> int:
-        """When the last sample ends, as if all were as long as the longest if it is not known; 0 if there are none."""
+        """The end of the last sample, as if all were as long as the longest if it is not known; 0 if there are none."""
         return (self.last_end_ns or int(self.time_ns[-1]) + _used_ns(self.longest_ns)) if len(self) else 0
 
     def rows_between(self, since_ns: int | None, until_ns: int | None) -> slice:

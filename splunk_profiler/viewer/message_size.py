@@ -47,8 +47,8 @@ def fields_of(descriptor: Any) -> Fields:
 def count_items(message: bytes, fields: Fields, most: int) -> int:
     """Return how many messages and repeated strings a message has in it, at all depths; `most` + 1 if there are more.
 
-    So it is for a message that costs more to read than `most` items do. Reads no byte twice. Counts those before
-    malformed bytes, which the parser rejects.
+    Also returns `most` + 1 for a message that costs more to read than `most` items do. Reads no byte twice. Counts the
+    items before malformed bytes, which the parser rejects.
     """
     count = cost = 0
     pending = [(fields, 0, len(message))]

@@ -51,7 +51,7 @@ class LockHolderSource(PacedSource):
         super().start()
         self._is_recording = reads_locks(self._ticker, self._kinds)
         if not self._is_recording:
-            logger.warning("who holds a lock is not known: this build is for another release of CPython; reinstall")
+            logger.warning("lock holders are not sampled: built for another CPython release; reinstall")
 
     def _look(self, since_ns: int) -> Sequence[RawEvent]:
         places = [place for place in self._ticker.entered_places() if lock_call(*place) == "with"]
