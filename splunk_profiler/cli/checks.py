@@ -232,13 +232,13 @@ def check_waits(config: Config) -> Iterator[Finding]:
 
 def check_exceptions(config: Config) -> Iterator[Finding]:
     """Check that raised exceptions can be sampled, if they are wanted."""
-    from splunk_profiler.capture.events.exceptions import find_obstacle  # noqa: PLC0415  # as above
+    from splunk_profiler.capture.events.exceptions import unavailable_reason  # noqa: PLC0415  # as above
     from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415
 
     if config.samples_exceptions:
-        obstacle = find_obstacle(native=choose_walker(config.walker).name == "native")
-        if obstacle:
-            yield warning("exceptions", f"raised exceptions are not sampled: {obstacle}")
+        reason = unavailable_reason(native=choose_walker(config.walker).name == "native")
+        if reason:
+            yield warning("exceptions", f"raised exceptions are not sampled: {reason}")
         else:
             yield good("exceptions", "raised exceptions are sampled")
 

@@ -39,7 +39,7 @@ _MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
     Verdict.WARNING: ("!", {"fg": "yellow"}),
     Verdict.FAILURE: ("✗", {"fg": "red"}),
 }
-_TRIES = {"Destination", "Test"}  # sections with results of tries from here
+_PROBES = {"Destination", "Test"}  # sections with results of probes from here
 _PAGE_WIDTH, _MAX_WIDTH, _MIN_WIDTH = 100, 140, 20
 
 
@@ -76,7 +76,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         uid = os.geteuid() if pid is None else user_of(pid)
         sections |= _examine_settings(resolved, env or {}, uid, sends=not no_export)
         if not isinstance(resolved.destination, NoDestination):
-            _excuse_failed_tries(sections, resolved, pid, status)
+            _downgrade_failed_probes(sections, resolved, pid, status)
     failures = _select(sections, Verdict.FAILURE)
     if as_json:
         of_records = None if status is None else status.to_dict()
@@ -133,10 +133,10 @@ def _examine_settings(resolved: Resolved, env: Mapping[str, str], uid: int, *, s
     return sections
 
 
-def _excuse_failed_tries(
+def _downgrade_failed_probes(
     sections: dict[str, list[Finding]], resolved: Resolved, pid: int | None, status: HostStatus | None
 ) -> None:
-    """Make warnings of failed tries where records arrive all the same, or the process tries from elsewhere."""
+    """Turn failed probes into warnings where records arrive all the same, or the process tries from elsewhere."""
     remedy = ""
     kind, noun = ("mnt", "mount") if destination_checks.is_path(resolved) else ("net", "network")
     if status is not None and delivery_checks.is_delivering(status):
@@ -148,7 +148,7 @@ def _excuse_failed_tries(
         excuse = "yet the test export arrived, perhaps through a proxy"
     else:
         return
-    for title in _TRIES & sections.keys():
+    for title in _PROBES & sections.keys():
         sections[title] = [
             replace(finding, verdict=Verdict.WARNING, fact=f"{finding.fact}; {excuse}", remedy=remedy or finding.remedy)
             if finding.verdict is Verdict.FAILURE

@@ -150,7 +150,7 @@ def _why_unusable(path: str) -> str:
     return "may be another version"
 
 
-def why_impossible() -> str:
+def unavailable_reason() -> str:
     """Return why an exporter would become the child of the application; empty if it would not.
 
     An orphan's parent is process 1, which in most containers is the application or its master.
@@ -186,7 +186,7 @@ def _is_forked_by_process_1() -> bool:
 
 
 def _ancestors_of_same_program() -> list[int]:
-    """Return the process ids of ancestors that run the program of this process; `why_impossible` is for process 1."""
+    """Return the ids of ancestors that run the program of this process, without process 1."""
     found, pid = [], os.getppid()
     while pid > 1:
         with suppress(OSError):  # another user's
@@ -207,7 +207,7 @@ def choose_interpreter(choice: str, *, is_native: bool) -> Interpreter:
         raise LaunchError("SPLUNK_PROFILER_EXPORTER=thread")
     if not is_native:
         raise LaunchError("the portable walker is in use")
-    reason = why_impossible()
+    reason = unavailable_reason()
     if reason:
         raise LaunchError(reason)
     if not _PROGRAM.is_file():

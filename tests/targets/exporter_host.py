@@ -200,7 +200,7 @@ def fork_and_end_before_exporter_runs() -> None:
     _greet("parent")
 
 
-def _find_obstacle() -> str:
+def _unavailable_reason() -> str:
     """Return the reason why this process can have no exporter; empty if it can."""
     try:
         choose_interpreter("auto", is_native=True)
@@ -212,15 +212,15 @@ def _find_obstacle() -> str:
 def start_in_chroot() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chroot(folder)
-        say("obstacle", _find_obstacle())
+        say("obstacle", _unavailable_reason())
 
 
 def start_as_process_1() -> None:
     say("pid", os.getpid())
-    say("obstacle", _find_obstacle())
+    say("obstacle", _unavailable_reason())
     child = os.fork()
     if child == 0:
-        say("child", _find_obstacle())
+        say("child", _unavailable_reason())
         os._exit(0)
     os.waitpid(child, 0)
     child = os.fork()
@@ -228,7 +228,7 @@ def start_as_process_1() -> None:
         # As a server's worker: it has a title of its own, and may not read whose program process 1 is.
         ctypes.memset(int(Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()[45]), ord("w"), 1)
         os.setuid(_NOBODY)
-        say("worker", _find_obstacle())
+        say("worker", _unavailable_reason())
         os._exit(0)
     os.waitpid(child, 0)
     say("left", _find_child())

@@ -88,14 +88,14 @@ def make_exception_source(config: Config, ticker: Ticker, native: bool) -> Excep
     """Return the source; None if it is off, or not possible here, which the log then says."""
     if not config.samples_exceptions:
         return None
-    obstacle = find_obstacle(native=native)
-    if obstacle or isinstance(ticker, PortableTicker):
-        logger.warning("raised exceptions are not sampled: %s", obstacle)
+    reason = unavailable_reason(native=native)
+    if reason or isinstance(ticker, PortableTicker):
+        logger.warning("raised exceptions are not sampled: %s", reason)
         return None
     return ExceptionSource(ticker)
 
 
-def find_obstacle(*, native: bool) -> str:
+def unavailable_reason(*, native: bool) -> str:
     """Return the reason why this interpreter cannot sample exceptions; empty if it can."""
     if not hasattr(sys, "monitoring"):
         version = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
