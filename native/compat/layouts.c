@@ -22,7 +22,7 @@ bool layouts_is_readable(const void *memory, size_t size)
 }
 
 /* Threads that start and end without the GIL change the list between two reads. */
-static bool list_agrees(PyInterpreterState *interp, PyThreadState *self)
+static bool list_layout_matches(PyInterpreterState *interp, PyThreadState *self)
 {
     for (int attempt = 0; attempt < 100; attempt++) {
         if (PyInterpreterState_ThreadHead(interp) == compat_first_thread(interp)
@@ -35,7 +35,7 @@ static bool list_agrees(PyInterpreterState *interp, PyThreadState *self)
 
 /* If C code has forked this process and not called CPython's hook, a thread state keeps the id that its thread had
  * in the parent. A new thread state has the right one. */
-static bool native_id_agrees(PyInterpreterState *interp, PyThreadState *self)
+static bool native_id_matches(PyInterpreterState *interp, PyThreadState *self)
 {
 #ifdef PY_HAVE_THREAD_NATIVE_ID
     unsigned long native_id = PyThread_get_thread_native_id();
@@ -52,14 +52,14 @@ static bool native_id_agrees(PyInterpreterState *interp, PyThreadState *self)
     return true;
 }
 
-static bool thread_agrees(PyInterpreterState *interp, PyThreadState *self)
+static bool thread_layout_matches(PyInterpreterState *interp, PyThreadState *self)
 {
-    return native_id_agrees(interp, self) && self->interp == interp && self->id == PyThreadState_GetID(self)
+    return native_id_matches(interp, self) && self->interp == interp && self->id == PyThreadState_GetID(self)
            && self->thread_id == PyThread_get_thread_ident() && !compat_is_ending(self)
            && compat_newest_thread_id(interp) >= self->id;
 }
 
-static bool gil_agrees(PyInterpreterState *interp, PyThreadState *self)
+static bool gil_layout_matches(PyInterpreterState *interp, PyThreadState *self)
 {
     const struct _gil_runtime_state *gil = compat_gil(interp);
     return layouts_is_readable(gil, sizeof(*gil)) && compat_gil_holder(interp) == self
@@ -87,7 +87,7 @@ static bool refers_to(PyObject *object, PyObject *wanted)
 }
 
 /* `context` is empty and entered; `outer` was current before it. */
-static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *outer)
+static bool context_layout_matches(PyThreadState *self, PyObject *context, PyObject *outer)
 {
     if (self->context != context || compat_outer_context(context) != outer) {
         return false;
@@ -100,8 +100,8 @@ static bool context_agrees(PyThreadState *self, PyObject *context, PyObject *out
     return compat_context_size(context) == 0 && PyObject_Size(variables) == 0;
 }
 
-/* Return 1 if contexts agree, 0 if not, -1 with an exception. */
-static int contexts_agree(PyThreadState *self)
+/* Return 1 if the layouts of contexts match, 0 if not, -1 with an exception. */
+static int context_layouts_match(PyThreadState *self)
 {
     PyObject *variable = NULL, *token = NULL;
     PyObject *context = PyContext_New();
@@ -110,7 +110,7 @@ static int contexts_agree(PyThreadState *self)
         Py_XDECREF(context);
         return -1;
     }
-    int result = context_agrees(self, context, outer);
+    int result = context_layout_matches(self, context, outer);
     if (result) {
         variable = PyContextVar_New("splunk_profiler", NULL);
         token = variable == NULL ? NULL : PyContextVar_Set(variable, Py_None);
@@ -126,7 +126,7 @@ static int contexts_agree(PyThreadState *self)
 }
 
 /* Compare a frame with the object that CPython makes of it. */
-static bool frame_agrees(compat_frame *frame, PyFrameObject *object)
+static bool frame_layout_matches(compat_frame *frame, PyFrameObject *object)
 {
     PyCodeObject *code = PyFrame_GetCode(object);
     PyObject *globals = PyObject_GetAttrString((PyObject *)object, "f_globals");
@@ -139,23 +139,23 @@ static bool frame_agrees(compat_frame *frame, PyFrameObject *object)
     return result;
 }
 
-static bool frames_agree(PyThreadState *self)
+static bool frame_layouts_match(PyThreadState *self)
 {
     PyFrameObject *top = PyThreadState_GetFrame(self);
     PyFrameObject *caller = top == NULL ? NULL : PyFrame_GetBack(top);
     compat_frame *const *slot = compat_frame_slot(self);
     compat_frame *frame = layouts_is_readable(slot, sizeof(*slot)) ? *slot : NULL;
-    bool result = top == NULL || frame_agrees(frame, top);
+    bool result = top == NULL || frame_layout_matches(frame, top);
     if (result && caller != NULL) {
         compat_frame *previous = compat_frame_previous(frame);
-        result = layouts_is_readable(previous, sizeof(*previous)) && frame_agrees(compat_caller_frame(frame), caller);
+        result = layouts_is_readable(previous, sizeof(*previous)) && frame_layout_matches(compat_caller_frame(frame), caller);
     }
     Py_XDECREF(caller);
     Py_XDECREF(top);
     return result;
 }
 
-static bool code_agrees(void)
+static bool code_layout_matches(void)
 {
 #if PY_VERSION_HEX >= 0x030B0000
     return PyCode_Type.tp_basicsize == offsetof(PyCodeObject, co_code_adaptive);
@@ -170,16 +170,16 @@ int layouts_check(void)
     PyInterpreterState *interp = PyThreadState_GetInterpreter(self);
     const char *mismatch = NULL;
     int contexts = 1;
-    if (!list_agrees(interp, self) || !thread_agrees(interp, self)) {
+    if (!list_layout_matches(interp, self) || !thread_layout_matches(interp, self)) {
         mismatch = "thread states";
     }
-    else if (!gil_agrees(interp, self)) {
+    else if (!gil_layout_matches(interp, self)) {
         mismatch = "the GIL";
     }
-    else if (!code_agrees() || !frames_agree(self)) {
+    else if (!code_layout_matches() || !frame_layouts_match(self)) {
         mismatch = "frames";
     }
-    else if ((contexts = contexts_agree(self)) == 0) {
+    else if ((contexts = context_layouts_match(self)) == 0) {
         mismatch = "contexts";
     }
     if (mismatch == NULL) {

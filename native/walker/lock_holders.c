@@ -365,7 +365,7 @@ PyObject *locks_entered_places(ticker_state *ticker)
     return listed;
 }
 
-static bool layouts_agree(PyObject *entered, const lock_kinds *kinds)
+static bool layouts_match(PyObject *entered, const lock_kinds *kinds)
 {
     compat_frame *frame = compat_top_frame(PyThreadState_Get());
     if (frame == NULL) {
@@ -382,12 +382,12 @@ static bool layouts_agree(PyObject *entered, const lock_kinds *kinds)
                && compat_rlock_owner(entered) == PyThread_get_thread_ident());
 }
 
-PyObject *locks_layouts_agree(PyObject *args)
+PyObject *locks_layouts_match(PyObject *args)
 {
     PyObject *entered, *given;
     lock_kinds kinds;
     if (!PyArg_ParseTuple(args, "OO!:reads_locks", &entered, &PyTuple_Type, &given) || !parse_kinds(given, &kinds)) {
         return NULL;
     }
-    return PyBool_FromLong(layouts_agree(entered, &kinds));
+    return PyBool_FromLong(layouts_match(entered, &kinds));
 }

@@ -19,7 +19,7 @@ size_t walk_tops(ticker_state *ticker, thread_top *tops, size_t capacity); /* th
 bool walk_selected(ticker_state *ticker, const uint64_t *keys, size_t count);
 
 /* lock_holders.c: the methods of Ticker with their arguments. New references, or NULL with an exception. */
-PyObject *locks_layouts_agree(PyObject *args); /* needs to be True before the next two are called */
+PyObject *locks_layouts_match(PyObject *args); /* needs to be True before the next two are called */
 PyObject *locks_entered_places(ticker_state *ticker);
 PyObject *locks_capture_holders(ticker_state *ticker, const module_state *module, PyObject *args);
 

@@ -294,7 +294,7 @@ PyObject *tasks_capture(ticker_state *ticker, const module_state *module, PyObje
     return captured == NULL ? NULL : Py_BuildValue("(Nn)", captured, (Py_ssize_t)waiting);
 }
 
-bool tasks_layouts_agree(ticker_state *ticker, PyObject *loop, PyObject *generator, PyObject *code, int offset)
+bool tasks_layouts_match(ticker_state *ticker, PyObject *loop, PyObject *generator, PyObject *code, int offset)
 {
     if (atomic_load(&ticker->loop.is_closed)
         || compat_running_loop(PyThreadState_Get(), ticker->names[NAME_RUNNING_LOOP]) != loop) {

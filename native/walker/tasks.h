@@ -30,7 +30,7 @@ bool walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS], const PyThr
 task_names tasks_read_names(PyObject *task, PyTypeObject *task_type);
 /* Return true if this was built for the layouts of the running CPython: `loop` is found as the running loop of
  * the calling thread, and `generator` as suspended at this place. Only compares what it finds. */
-bool tasks_layouts_agree(ticker_state *ticker, PyObject *loop, PyObject *generator, PyObject *code, int offset);
+bool tasks_layouts_match(ticker_state *ticker, PyObject *loop, PyObject *generator, PyObject *code, int offset);
 /* New references, or NULL with an exception. Need layouts that agree. */
 PyObject *tasks_running_loops(ticker_state *ticker);
 PyObject *tasks_capture(ticker_state *ticker, const module_state *module, PyObject *tasks, PyTypeObject *task_type,

@@ -157,7 +157,7 @@ static PyObject *ticker_reads_tasks(Ticker *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OO!O!i:reads_tasks", &loop, &PyGen_Type, &generator, &PyCode_Type, &code, &offset)) {
         return NULL;
     }
-    return PyBool_FromLong(tasks_layouts_agree(self->ticker_state, loop, generator, code, offset));
+    return PyBool_FromLong(tasks_layouts_match(self->ticker_state, loop, generator, code, offset));
 }
 
 static PyObject *ticker_running_loops(Ticker *self, PyObject *Py_UNUSED(unused))
@@ -178,7 +178,7 @@ static PyObject *ticker_capture_tasks(Ticker *self, PyObject *args)
 
 static PyObject *ticker_reads_locks(Ticker *Py_UNUSED(self), PyObject *args)
 {
-    return locks_layouts_agree(args);
+    return locks_layouts_match(args);
 }
 
 static PyObject *ticker_entered_places(Ticker *self, PyObject *Py_UNUSED(unused))
