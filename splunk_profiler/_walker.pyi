@@ -147,10 +147,10 @@ class Ticker(Generic[_Frame, _Stack]):
         any runs or did within 10 s.
         `current_tasks` is ``_asyncio._current_tasks``, None from CPython 3.14 on; `task_type` is ``_asyncio.Task``.
         """
-    def stretch_looks(self, ratio: float, /) -> None:
+    def slow_down_looks(self, ratio: float, /) -> None:
         """Look at event loops less often by this ratio, of at least 1, than at the start."""
     def drain_loop_blocks(self) -> list[RawLoopBlock]:
-        """Return the stretches of `threshold_ns` and longer that have ended; one of over a second comes in parts.
+        """Return the blocks of `threshold_ns` and longer that have ended; one of over a second comes in parts.
 
         Once the ticker has stopped, those that have not ended as well. At most 128.
         """

@@ -130,7 +130,7 @@ class RawAllocation(NamedTuple):
 
 
 class RawLoopBlock(NamedTuple):
-    """A stretch in which the thread of an event loop has neither entered nor left a context.
+    """A time in which the thread of an event loop has neither entered nor left a context.
 
     It is one callback, or the loop waits for work: the stack tells.
 
@@ -140,7 +140,7 @@ class RawLoopBlock(NamedTuple):
         task_name: name of the task of asyncio that ran; None without one, and for some that asyncio has named.
         coroutine_name: qualified name of its coroutine; None without one.
         duration_ns: time from the first look at it to the last one.
-        is_continued: the stretch goes on from one that was drained before.
+        is_continued: the block goes on from one that was drained before.
     """
 
     time_ns: int

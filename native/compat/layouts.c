@@ -148,7 +148,8 @@ static bool frame_layouts_match(PyThreadState *self)
     bool result = top == NULL || frame_layout_matches(frame, top);
     if (result && caller != NULL) {
         compat_frame *previous = compat_frame_previous(frame);
-        result = layouts_is_readable(previous, sizeof(*previous)) && frame_layout_matches(compat_caller_frame(frame), caller);
+        result = layouts_is_readable(previous, sizeof(*previous))
+                 && frame_layout_matches(compat_caller_frame(frame), caller);
     }
     Py_XDECREF(caller);
     Py_XDECREF(top);

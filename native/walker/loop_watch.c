@@ -22,7 +22,7 @@
 #define MIN_LOOK_NS       10000000LL
 #define MAX_LOOK_COST_NS  2000000LL /* longer ones were interrupted: this is wall time */
 #define LOOPS_KEPT_NS     (10 * SECOND_NS)
-#define MAX_STRETCH       1000.0
+#define MAX_SLOWDOWN      1000.0
 #define MAX_KEPT          128 /* that wait for a drain */
 
 enum { GIVEN_NAME, COROUTINE_NAME }; /* in raw_event.objects */
@@ -36,13 +36,13 @@ typedef struct {
     int64_t since_ns, until_ns; /* first and last look, on the boot-time clock */
     bool is_continued;          /* its beginning has been reported */
     bool has_thread;
-} stretch;
+} loop_block;
 
 struct loop_watch {
     int64_t threshold_ns;
     PyObject *current_tasks; /* owned, or NULL */
     PyTypeObject *task_type; /* owned */
-    stretch *running[MAX_LOOPS];
+    loop_block *running[MAX_LOOPS];
     size_t running_count;
     int64_t seen_ns;               /* when a look has found a loop */
     running_loop loops[MAX_LOOPS]; /* of the look that runs: threads of the application may have small stacks */
@@ -64,23 +64,23 @@ bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_t
     watch->seen_ns = monotonic_ns(); /* one may be about to run */
     ticker->loop_watch = watch;
     atomic_store(&ticker->loop.has_loops, true);
-    loops_stretch(ticker, 1);
+    loops_slow_down(ticker, 1);
     return true;
 }
 
-void loops_stretch(ticker_state *ticker, double ratio)
+void loops_slow_down(ticker_state *ticker, double ratio)
 {
     if (ticker->loop_watch != NULL) {
         int64_t look_ns = ticker->loop_watch->threshold_ns / 2;
         look_ns = look_ns < MIN_LOOK_NS ? MIN_LOOK_NS : look_ns;
-        ticker_state_set_look_period(ticker, ratio < MAX_STRETCH ? (int64_t)((double)look_ns * ratio) : MAX_PERIOD_NS);
+        ticker_state_set_look_period(ticker, ratio < MAX_SLOWDOWN ? (int64_t)((double)look_ns * ratio) : MAX_PERIOD_NS);
     }
 }
 
-static void begin_stretch(loop_watch *watch, const scratch_thread *thread, int64_t since_ns, int64_t until_ns,
-                          bool is_continued)
+static void begin_block(loop_watch *watch, const scratch_thread *thread, int64_t since_ns, int64_t until_ns,
+                        bool is_continued)
 {
-    stretch *made = watch->running_count == MAX_LOOPS ? NULL : calloc(1, sizeof(stretch));
+    loop_block *made = watch->running_count == MAX_LOOPS ? NULL : calloc(1, sizeof(loop_block));
     if (made != NULL) {
         made->key = thread->key;
         made->context_switches = thread->context_switches;
@@ -93,10 +93,10 @@ static void begin_stretch(loop_watch *watch, const scratch_thread *thread, int64
 }
 
 /* References are released at the next drain. */
-static void end_stretch(ticker_state *ticker, size_t index)
+static void end_block(ticker_state *ticker, size_t index)
 {
     loop_watch *watch = ticker->loop_watch;
-    stretch *ended = watch->running[index];
+    loop_block *ended = watch->running[index];
     watch->running[index] = watch->running[--watch->running_count];
     if (ended->has_thread) {
         ended->event.is_dropped = !ended->is_continued && ended->until_ns - ended->since_ns < watch->threshold_ns;
@@ -117,7 +117,7 @@ static const running_loop *find_loop(const running_loop *loops, size_t count, ui
     return NULL;
 }
 
-static stretch *find_stretch(const loop_watch *watch, uint64_t key)
+static loop_block *find_block(const loop_watch *watch, uint64_t key)
 {
     for (size_t i = 0; i < watch->running_count; i++) {
         if (watch->running[i]->key == key) {
@@ -128,40 +128,40 @@ static stretch *find_stretch(const loop_watch *watch, uint64_t key)
 }
 
 /* Nothing has run up to the end of the quiet time. */
-static void extend(stretch *each, int64_t quiet_until_ns)
+static void extend(loop_block *each, int64_t quiet_until_ns)
 {
     int64_t longer_ns = quiet_until_ns - each->until_ns;
     each->until_ns += longer_ns > 0 ? longer_ns : 0;
     each->event.time_ns += longer_ns > 0 ? longer_ns : 0;
 }
 
-/* A stretch that is reported goes on as another one, whose stack is captured anew. */
-static void update_stretches(ticker_state *ticker, const running_loop *loops, size_t count, int64_t held_ns)
+/* A block that is reported goes on as another one, whose stack is captured anew. */
+static void update_blocks(ticker_state *ticker, const running_loop *loops, size_t count, int64_t held_ns)
 {
     loop_watch *watch = ticker->loop_watch;
     int64_t now_ns = clock_ns(CLOCK_BOOTTIME), time_ns = clock_ns(CLOCK_REALTIME);
     int64_t quiet_until_ns = atomic_load(&ticker->loop.quiet_until_ns);
     int64_t max_ns = watch->threshold_ns > MAX_UNREPORTED_NS ? watch->threshold_ns : MAX_UNREPORTED_NS;
     for (size_t i = watch->running_count; i-- > 0;) { /* from the end: the last one takes the place of one that ends */
-        stretch *each = watch->running[i];
+        loop_block *each = watch->running[i];
         const running_loop *loop = find_loop(loops, count, each->key);
         if (loop == NULL || loop->thread.context_switches != each->context_switches) {
             extend(each, quiet_until_ns);
-            end_stretch(ticker, i);
+            end_block(ticker, i);
             continue;
         }
         each->until_ns = now_ns;
         each->event.time_ns = time_ns;
         if (each->has_thread && now_ns - each->since_ns >= max_ns) {
-            end_stretch(ticker, i);
-            begin_stretch(watch, &loop->thread, now_ns, now_ns, true);
+            end_block(ticker, i);
+            begin_block(watch, &loop->thread, now_ns, now_ns, true);
         }
     }
     for (size_t i = 0; i < count; i++) {
         /* A thread that has never entered a context has run no callback. */
-        if (loops[i].thread.context_switches > 0 && find_stretch(watch, loops[i].thread.key) == NULL) {
+        if (loops[i].thread.context_switches > 0 && find_block(watch, loops[i].thread.key) == NULL) {
             int64_t since_ns = now_ns - (loops[i].thread.is_gil_holder ? held_ns : 0);
-            begin_stretch(watch, &loops[i].thread, since_ns, now_ns, false);
+            begin_block(watch, &loops[i].thread, since_ns, now_ns, false);
         }
     }
 }
@@ -178,14 +178,14 @@ static PyObject *find_task(const loop_watch *watch, const running_loop *loop)
     return task;
 }
 
-/* Capture the threads of stretches that have lasted for a third of the threshold. */
+/* Capture the threads of blocks that have lasted for a third of the threshold. */
 static void capture_threads(ticker_state *ticker, const running_loop *loops, size_t count)
 {
     loop_watch *watch = ticker->loop_watch;
     uint64_t keys[MAX_LOOPS];
     size_t wanted = 0;
     for (size_t i = 0; i < count; i++) { /* newest thread first */
-        const stretch *found = find_stretch(watch, loops[i].thread.key);
+        const loop_block *found = find_block(watch, loops[i].thread.key);
         if (found != NULL && !found->has_thread && found->until_ns - found->since_ns > watch->threshold_ns / 3
             && ticker->events[EVENT_LOOP_BLOCK].count + wanted < MAX_KEPT) {
             keys[wanted++] = found->key;
@@ -197,7 +197,7 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
     for (size_t i = 0; i < ticker->scratch.count; i++) {
         const scratch_thread *scratch = &ticker->scratch.threads[i];
         const running_loop *loop = find_loop(loops, count, scratch->key);
-        stretch *found = find_stretch(watch, scratch->key);
+        loop_block *found = find_block(watch, scratch->key);
         raw_stack *stack = loop == NULL || found == NULL ? NULL : scratch_stack(ticker, scratch);
         if (stack != NULL) {
             thread_materialize(ticker, scratch, stack, &found->event.thread);
@@ -212,8 +212,8 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
     }
 }
 
-/* Return true if a stretch has no stack yet. */
-static bool has_new_stretch(const loop_watch *watch)
+/* Return true if a block has no stack yet. */
+static bool has_new_block(const loop_watch *watch)
 {
     for (size_t i = 0; i < watch->running_count; i++) {
         if (!watch->running[i]->has_thread) {
@@ -244,11 +244,11 @@ void loops_look(ticker_state *ticker, const PyThreadState *gil_holder, int64_t s
     if (!walk_loops(ticker, loops, gil_holder, &count)) {
         return;
     }
-    update_stretches(ticker, loops, count, gil_held_ns(ticker, gil_holder, since_ns, start_ns));
+    update_blocks(ticker, loops, count, gil_held_ns(ticker, gil_holder, since_ns, start_ns));
     capture_threads(ticker, loops, count);
     watch->seen_ns = count > 0 ? start_ns : watch->seen_ns;
     atomic_store(&ticker->loop.has_loops, start_ns - watch->seen_ns < LOOPS_KEPT_NS);
-    atomic_store(&ticker->loop.needs_look, has_new_stretch(watch));
+    atomic_store(&ticker->loop.needs_look, has_new_block(watch));
     int64_t cost_ns = monotonic_ns() - start_ns;
     ticker_state_count(ticker, COUNTERS_look_ns_sum, cost_ns < MAX_LOOK_COST_NS ? cost_ns : MAX_LOOK_COST_NS);
 }
@@ -258,7 +258,7 @@ static void end_all(ticker_state *ticker)
     const loop_watch *watch = ticker->loop_watch;
     while (watch->running_count > 0) {
         extend(watch->running[watch->running_count - 1], atomic_load(&ticker->loop.quiet_until_ns));
-        end_stretch(ticker, watch->running_count - 1);
+        end_block(ticker, watch->running_count - 1);
     }
 }
 
@@ -287,9 +287,9 @@ int loops_traverse(const loop_watch *watch, visitproc visit, void *arg)
 }
 
 /* Return a new reference. */
-static PyObject *convert_stretch(const module_state *module, const raw_event *event, PyObject *thread)
+static PyObject *convert_block(const module_state *module, const raw_event *event, PyObject *thread)
 {
-    const stretch *ended = (const stretch *)event;
+    const loop_block *ended = (const loop_block *)event;
     PyObject *items[] = {
         [BLOCK_time_ns] = PyLong_FromLongLong(event->time_ns),
         [BLOCK_thread] = thread,
@@ -306,5 +306,5 @@ PyObject *loops_drain(ticker_state *ticker, const module_state *module)
     if (ticker->loop_watch != NULL && ticker_state_is_ended(ticker)) {
         end_all(ticker);
     }
-    return events_drain(ticker, module, EVENT_LOOP_BLOCK, convert_stretch);
+    return events_drain(ticker, module, EVENT_LOOP_BLOCK, convert_block);
 }

@@ -9,7 +9,7 @@
 /* Look at the loops from now on. `current_tasks`: asyncio's dict of loops and their running tasks, or NULL where
  * thread states have these. False with an exception. */
 bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_tasks, PyTypeObject *task_type);
-void loops_stretch(ticker_state *ticker, double ratio); /* look less often by this ratio than at the start */
+void loops_slow_down(ticker_state *ticker, double ratio); /* look less often by this ratio than at the start */
 /* Runs no Python code, leaves no exception. `gil_holder` is only compared; `since_ns` is when the look was asked for, 0:
  * now. */
 void loops_look(ticker_state *ticker, const PyThreadState *gil_holder, int64_t since_ns);

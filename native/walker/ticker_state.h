@@ -235,7 +235,7 @@ typedef struct {
     atomic_bool may_have_traces;
     atomic_bool has_full_captures; /* captures of all threads are scheduled; set under mutex */
     atomic_bool has_loops;         /* looks have found event loops that run, not long ago */
-    atomic_bool needs_look;        /* it has seen a stretch of a loop for the first time */
+    atomic_bool needs_look;        /* it has seen a block of a loop for the first time */
     atomic_llong quiet_until_ns;   /* up to this instant, on the boot-time clock, no thread has run since that look */
     int64_t others_cpu_ns; /* CPU time of all other threads when a look was last asked for; of the loop's thread */
 } ticker_loop;

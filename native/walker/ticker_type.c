@@ -252,7 +252,7 @@ static PyObject *ticker_watch_loops(Ticker *self, PyObject *args)
                                PyDict_CheckExact(current_tasks) ? current_tasks : NULL, (PyTypeObject *)task_type));
 }
 
-static PyObject *ticker_stretch_looks(Ticker *self, PyObject *ratio)
+static PyObject *ticker_slow_down_looks(Ticker *self, PyObject *ratio)
 {
     double given = PyFloat_AsDouble(ratio);
     if (given == -1.0 && PyErr_Occurred()) {
@@ -261,7 +261,7 @@ static PyObject *ticker_stretch_looks(Ticker *self, PyObject *ratio)
     if (!(given >= 1.0)) {
         return PyErr_Format(PyExc_ValueError, "ratio must be at least 1, not %R", ratio);
     }
-    loops_stretch(self->ticker_state, given);
+    loops_slow_down(self->ticker_state, given);
     Py_RETURN_NONE;
 }
 
@@ -322,10 +322,10 @@ static PyMethodDef ticker_methods[] = {
     {"watch_loops", (PyCFunction)ticker_watch_loops, METH_VARARGS,
      "watch_loops($self, threshold_ns, current_tasks, task_type, /)\n--\n\nFind callbacks that hold their loop for "
      "long."},
-    {"stretch_looks", (PyCFunction)ticker_stretch_looks, METH_O,
-     "stretch_looks($self, ratio, /)\n--\n\nLook at loops less often by this ratio than at the start."},
+    {"slow_down_looks", (PyCFunction)ticker_slow_down_looks, METH_O,
+     "slow_down_looks($self, ratio, /)\n--\n\nLook at loops less often by this ratio than at the start."},
     {"drain_loop_blocks", (PyCFunction)ticker_drain_loop_blocks, METH_NOARGS,
-     "drain_loop_blocks($self, /)\n--\n\nReturn the stretches that have ended, oldest first."},
+     "drain_loop_blocks($self, /)\n--\n\nReturn the blocks that have ended, oldest first."},
     {"counters", (PyCFunction)ticker_counters, METH_NOARGS,
      "counters($self, /)\n--\n\nReturn the counts since construction."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},

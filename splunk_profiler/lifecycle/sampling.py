@@ -250,7 +250,7 @@ class Sampling:
 
     def _apply_new_periods(self, base_ns: int) -> None:
         config, periods, now = self._resolved.config, self._periods, self._periods.stretched(base_ns)
-        self._events.stretch(max(base_ns / periods.base_ns, 1.0))
+        self._events.slow_down(max(base_ns / periods.base_ns, 1.0))
         log = logger.debug if self._has_warned_of_limit else logger.warning
         self._has_warned_of_limit = True
         log(

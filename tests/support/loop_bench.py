@@ -20,7 +20,7 @@ SECOND_NS = 1_000_000_000
 class Bench:
     """A source of callbacks that take a nanosecond or longer, and its ticker, which looks when it is told to.
 
-    The limit has stretched its looks by `ratio` before it finds asyncio.
+    The limit has slowed its looks down by `ratio` before it finds asyncio.
     """
 
     def __init__(self, threshold_ns: int = 1, ratio: float = 1.0) -> None:
@@ -28,7 +28,7 @@ class Bench:
         self.ticker = ticker
         self.source = BlockedLoopSource(ticker, threshold_ns)
         self.source.start()
-        self.source.stretch(ratio)
+        self.source.slow_down(ratio)
         self.source.drain()
 
     def look(self, count: int = 1) -> None:

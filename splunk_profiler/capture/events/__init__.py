@@ -69,11 +69,11 @@ class EventSources:
             with guard.catching():
                 source.stop()
 
-    def stretch(self, ratio: float) -> None:
+    def slow_down(self, ratio: float) -> None:
         """Have sources that cost much record less often by this ratio, of at least 1, than at the start."""
         for source, guard in self._sources:
             with guard.catching():
-                source.stretch(ratio)
+                source.slow_down(ratio)
 
     def drain(self) -> list[RawEvent | RawBlocksEnded]:
         """Return the events of all sources, oldest first of each."""

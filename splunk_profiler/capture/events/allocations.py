@@ -45,7 +45,7 @@ class AllocationEventSource(EventSource):
         """Stop sampling."""
         self._ticker.stop_allocations()
 
-    def stretch(self, ratio: float) -> None:
+    def slow_down(self, ratio: float) -> None:
         """Sample less often by this ratio, of at least 1, than at the start."""
         self._ticker.set_sample_bytes(min(round(self._sample_bytes * ratio), _MAX_SAMPLE_BYTES))
 

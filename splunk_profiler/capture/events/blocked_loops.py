@@ -72,10 +72,10 @@ class BlockedLoopSource(EventSource):
         """Stop recording."""
         self._is_recording = False
 
-    def stretch(self, ratio: float) -> None:
+    def slow_down(self, ratio: float) -> None:
         """Look at the loops less often by this ratio than at the start."""
         self._ratio = ratio
-        self._ticker.stretch_looks(ratio)
+        self._ticker.slow_down_looks(ratio)
 
     def drain(self) -> Sequence[RawEvent]:
         """Return the callbacks that have ended, and each second those that have not."""
@@ -89,7 +89,7 @@ class BlockedLoopSource(EventSource):
         if asyncio_in_c is not None:
             current_tasks = getattr(asyncio_in_c, "_current_tasks", None)
             self._ticker.watch_loops(self._threshold_ns, current_tasks, asyncio_in_c.Task)
-            self._ticker.stretch_looks(self._ratio)  # there was nothing to stretch yet
+            self._ticker.slow_down_looks(self._ratio)  # there was nothing to slow down yet
             self._is_watching = True
 
 

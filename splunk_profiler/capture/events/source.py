@@ -20,7 +20,7 @@ class EventSource(Protocol):
     def stop(self) -> None:
         """Stop recording and leave nothing behind in the interpreter. Idempotent; also in a forked child."""
 
-    def stretch(self, ratio: float) -> None:  # noqa: ARG002  # for those that override it
+    def slow_down(self, ratio: float) -> None:  # noqa: ARG002  # for those that override it
         """Record less often by this ratio, of at least 1, than at the start; by default nothing changes."""
         return
 

@@ -292,8 +292,8 @@ def test_source_turns_samples_into_events_and_ends() -> None:
     events = source.drain()
     made.clear()
     later = source.drain()
-    source.stretch(1e6)
-    source.stretch(1e300)
+    source.slow_down(1e6)
+    source.slow_down(1e300)
     source.drain()
     make_bytes([500] * 1_000)
     assert len(source.drain()) < 100

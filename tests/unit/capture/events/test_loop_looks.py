@@ -92,11 +92,11 @@ def test_looks_are_as_rare_as_the_limit_wants_them() -> None:
     with looking_by_itself(100_000_000, ratio=500.0) as bench:
         run(block)
         for ratio in (1e9, 200.0):
-            bench.source.stretch(ratio)
+            bench.source.slow_down(ratio)
             run(block)
     assert bench.source.drain() == []
     for wrong in (0.5, float("nan")):
         with pytest.raises(ValueError, match="ratio must be at least 1"):
-            bench.ticker.stretch_looks(wrong)
+            bench.ticker.slow_down_looks(wrong)
     with pytest.raises(TypeError):
-        bench.ticker.stretch_looks("2")
+        bench.ticker.slow_down_looks("2")
