@@ -5,6 +5,7 @@ Reads the real wheel, and builds a second one without a compiler.
 
 from __future__ import annotations
 
+import ast
 import email
 import json
 import os
@@ -17,11 +18,26 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from source_tree import OURS, modules, nodes_of, within
 from wheel_builder import build_wheel, copy_sources
 
 import splunk_profiler
 
 ROOT = Path(__file__).resolve().parent.parent
+# The distribution of each package that ours imports; of two names the longer one comes first.
+DISTRIBUTIONS = {
+    "opentelemetry.proto": "opentelemetry-proto",
+    "opentelemetry": "opentelemetry-sdk",
+    "google.rpc": "googleapis-common-protos",
+    "google.protobuf": "protobuf",
+    "grpc": "grpcio",
+    "click": "click",
+    "rich": "rich",
+    "elftools": "pyelftools",
+    "numpy": "numpy",
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
+}
 
 
 def _metadata(wheel: zipfile.ZipFile) -> Message:
@@ -65,6 +81,21 @@ def test_dependencies_are_ranges(wheel: zipfile.ZipFile) -> None:
     required = [line for line in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in line]
     assert any(line.startswith("opentelemetry-sdk") for line in required)
     assert not [line for line in required if re.search(r"[^<>!=]==", line.partition(";")[0])]
+
+
+def test_each_package_that_is_imported_is_declared(wheel: zipfile.ZipFile) -> None:
+    required = {re.split(r"[^\w-]", line)[0] for line in _metadata(wheel).get_all("Requires-Dist", [])}
+    imported = {
+        name
+        for path in modules().values()
+        for node in nodes_of(path)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        if name.partition(".")[0] not in (*sys.stdlib_module_names, OURS)
+    }
+    known = {name: next((each for each in DISTRIBUTIONS if within(name, each)), name) for name in imported}
+    assert {DISTRIBUTIONS.get(module, module) for module in known.values()} <= required
+    assert {*known.values()} == {*DISTRIBUTIONS}
 
 
 def test_the_version_is_the_same_everywhere(wheel: zipfile.ZipFile) -> None:

@@ -1,6 +1,6 @@
 """One whole run, as a user does it: an unchanged program under ``splunk-profiler run``, and what its collector gets.
 
-Needs nothing but the package's own dependencies: it is run on every interpreter.
+Needs only the package's own dependencies and the exporter of spans: it is run on every interpreter.
 """
 
 from __future__ import annotations
