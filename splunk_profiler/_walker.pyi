@@ -15,6 +15,7 @@ from splunk_profiler.raw import (
     RawThread,
     TickerCounters,
 )
+from splunk_profiler.stream.writer import Floors
 
 _Frame = TypeVar("_Frame")
 _Stack = TypeVar("_Stack")
@@ -182,9 +183,7 @@ class SnapshotWriter:
         labels_number: Callable[[Any], int],  # of the labels' variable; 0: none
         reads_nice: bool = False,
     ) -> None: ...
-    def write(
-        self, snapshot: RawSnapshot, is_complete: bool, floors: tuple[int, int, int, int], /
-    ) -> tuple[bytes, list[int]]:
+    def write(self, snapshot: RawSnapshot, is_complete: bool, floors: Floors, /) -> tuple[bytes, list[int]]:
         """Return the record of a snapshot, and the keys of threads that have ended since the previous one.
 
         Numbers of threads, stacks, spans and labels below `floors` are not valid any more. After an

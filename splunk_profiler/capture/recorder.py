@@ -29,12 +29,12 @@ from splunk_profiler.stream.records import (
     TraceEndRecord,
     TraceRecord,
 )
-from splunk_profiler.stream.writer import Labels, StreamWriter, json_object
+from splunk_profiler.stream.writer import Floors, Labels, StreamWriter, json_object
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.printable import shortened
 
-_NO_NUMBER_IS_VALID = (1 << 32) - 1
+_NOTHING_IS_VALID = Floors(*4 * ((1 << 32) - 1,))
 _MAX_NAMED_ROOTS = 4096
 _MAX_HELD_BYTES = 1 << 18
 
@@ -179,7 +179,7 @@ class StreamRecorder:
     def _snapshot(self, raw: RawSnapshot) -> None:
         is_complete, self._is_complete_due = self._writer.renew_numbers() or self._is_complete_due, True
         # In a complete one all is asked for anew: numbers may have begun anew.
-        floors = (_NO_NUMBER_IS_VALID,) * 4 if is_complete else self._writer.floors
+        floors = _NOTHING_IS_VALID if is_complete else self._writer.floors
         self._instant_ns, self._seen_keys = raw.instant_ns, []
         record, ended_keys = self._snapshots.write(raw, is_complete, floors)
         self._writer.write_snapshot(record)

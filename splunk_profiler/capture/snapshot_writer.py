@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from splunk_profiler.raw import RawSnapshot, RawThread
 from splunk_profiler.stream.codec import encode
 from splunk_profiler.stream.records import CHANGES, COMPLETE, FOCUSED, SnapshotRecord, ThreadEntry
+from splunk_profiler.stream.writer import Floors
 from splunk_profiler.system.threads import yield_gil
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
 
 SnapshotWriter: TypeAlias = "_walker.SnapshotWriter | PortableSnapshotWriter"  # same methods
-Floors = tuple[int, int, int, int]
 
 _YIELD_EVERY = 64  # threads between two offers of the GIL
 

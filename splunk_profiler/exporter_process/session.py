@@ -28,6 +28,7 @@ from splunk_profiler.exporter_process.status import HostStatus
 from splunk_profiler.pipeline.batch_exporter import BatchExporter
 from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
+from splunk_profiler.raw import Periods
 from splunk_profiler.stream.captured import (
     CapturedSnapshot,
     CaptureEnded,
@@ -123,7 +124,7 @@ class StreamSession:
             failed_age_s=None if last.failed_ns is None else _age_s(last.failed_ns),
             failure=last.failure,
             period_ms=self._period_ns // 1_000_000,
-            configured_period_ms=resolved.config.periods_ns[0] // 1_000_000,
+            configured_period_ms=Periods(*resolved.config.periods_ns).all_ns // 1_000_000,
             loop_blockers=self._loop_blockers.worst(),
         )
         return status.encode()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from splunk_profiler.model import EventKind, Frame, SpanRef, Stack
 from splunk_profiler.stream import records
@@ -33,6 +33,15 @@ RENEWED_AFTER = 1 << 31  # definitions of a kind: its field of 32 bits has room 
 
 Labels = tuple[tuple[str, str], ...]
 _Key = TypeVar("_Key", bound=Hashable)
+
+
+class Floors(NamedTuple):
+    """The numbers below which no thread, stack, span and set of labels is valid any more."""
+
+    threads: int
+    stacks: int
+    spans: int
+    labels: int
 
 
 class _Numbers(dict[_Key, int]):
@@ -112,9 +121,9 @@ class StreamWriter:
             numbers.clear()
 
     @property
-    def floors(self) -> tuple[int, int, int, int]:
-        """The numbers below which no thread, stack, span and set of labels is valid any more."""
-        return self._threads.floor, self._stacks.floor, self._spans.floor, self._labels.floor
+    def floors(self) -> Floors:
+        """The numbers below which no others are valid any more."""
+        return Floors(self._threads.floor, self._stacks.floor, self._spans.floor, self._labels.floor)
 
     def write(self, record: Record) -> None:
         """Add a record; `StreamError` if it is too large."""

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from written_snapshots import Numbers, crew_at_work, decode
 
-from splunk_profiler.capture.snapshot_writer import Floors, SnapshotWriter, writer_type
+from splunk_profiler.capture.snapshot_writer import SnapshotWriter, writer_type
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.raw import RawSnapshot
+from splunk_profiler.stream.writer import Floors
 
-ALL_VALID: Floors = (1, 1, 1, 1)
+ALL_VALID = Floors(1, 1, 1, 1)
 SPAN: ContextVar[Any] = ContextVar("span")
 LABELS: ContextVar[Any] = ContextVar("labels")
 
@@ -95,10 +96,10 @@ def test_numbers_are_asked_for_once_while_they_are_valid(ticker: Ticker) -> None
         assert moved.get("thread", 0) <= 1
         assert not {"span", "labels"} & moved.keys()
         none_valid = (1 << 32) - 1
-        assert asked((none_valid, 1, 1, 1))["thread"] == count
-        assert asked((1, none_valid, 1, 1))["stack"] == count
-        assert asked((1, 1, none_valid, 1))["span"] == 1
-        assert asked((1, 1, 1, none_valid))["labels"] == 1
+        assert asked(ALL_VALID._replace(threads=none_valid))["thread"] == count
+        assert asked(ALL_VALID._replace(stacks=none_valid))["stack"] == count
+        assert asked(ALL_VALID._replace(spans=none_valid))["span"] == 1
+        assert asked(ALL_VALID._replace(labels=none_valid))["labels"] == 1
 
 
 @pytest.mark.parametrize("kind", ["thread", "stack", "span", "labels"])

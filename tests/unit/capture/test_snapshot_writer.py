@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from written_snapshots import Numbers, decode
 
-from splunk_profiler.capture.snapshot_writer import Floors, PortableSnapshotWriter
+from splunk_profiler.capture.snapshot_writer import PortableSnapshotWriter
 from splunk_profiler.raw import RawSnapshot, RawThread
 from splunk_profiler.stream.records import CHANGES, COMPLETE, FOCUSED, ThreadEntry
+from splunk_profiler.stream.writer import Floors
 
 STACK, OTHER_STACK = object(), object()
-ALL_VALID: Floors = (1, 1, 1, 1)
+ALL_VALID = Floors(1, 1, 1, 1)
 
 
 def thread(
