@@ -146,7 +146,7 @@ static int visit_part(PyObject *object, void *argument)
     return 0;
 }
 
-/* Read the parts of a task. Return false if it has not all of them, or is none. */
+/* Read the parts of a task. Return false if it is not a task, or lacks one. */
 static bool read_parts(PyObject *task, const running_loop *loops, size_t loop_count, PyTypeObject *task_type,
                        task_parts *parts)
 {

@@ -152,7 +152,7 @@ def to_ns(until: datetime) -> int:
     """Return a time of this machine's zone in nanoseconds since the epoch.
 
     Raises:
-        UsageError: it is none that 64 bits hold, in whatever zone.
+        UsageError: 64 bits do not hold it in every zone.
     """
     if until.year not in range(1971, 2262):
         raise click.UsageError(f"--until {until.isoformat()} is not between 1971 and 2261")

@@ -103,7 +103,7 @@ def find_interpreter() -> Interpreter:
     """Find a program that is Python of this version; `sys.executable` is uWSGI's or Apache's in some hosts.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: no such program was found.
     """
     rejected: list[str] = []
     if getattr(sys, "frozen", False):

@@ -78,7 +78,7 @@ def decode(answer: bytes) -> HostStatus:
     """Return the status in an answer.
 
     Raises:
-        StatusError: it is none.
+        StatusError: the answer has none.
     """
     if not answer:
         raise StatusError("it knows nothing of this process, which may be new or about to end")

@@ -102,7 +102,7 @@ class LabelPublisher:
         if self._warned.setdefault(kind, marker) is marker:
             from splunk_profiler.system.guard import logger  # noqa: PLC0415  # `logging` is not loaded for labels alone
 
-            logger.warning("%s; this is said once", text)
+            logger.warning("%s (logged once)", text)
 
 
 LABEL_PUBLISHER = LabelPublisher()

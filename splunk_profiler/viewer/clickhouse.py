@@ -57,7 +57,7 @@ class _Reading:
 
     Attributes:
         until_ns: until when.
-        unread: records that are none.
+        unread: records that could not be read.
         left_out: older profiles.
         has_all_ids: all samples of traces have the ids of these.
         names_due: readers whose span names have not been asked for, with the period of their samples.

@@ -126,7 +126,7 @@ class ClickHouseClient:
             raise SourceError(self._explain(code, said or str(error.reason), error.code)) from None
         except http.client.IncompleteRead:
             raise SourceError(f"{self._server.name} ended its answer too early: ask again") from None
-        except (OSError, UnicodeError) as error:  # as URLError and time-outs are, and hosts that are none
+        except (OSError, UnicodeError) as error:  # as URLError, time-outs and malformed host names are
             raise SourceError(f"{self._server.name} cannot be reached: {getattr(error, 'reason', error)}") from None
         except http.client.HTTPException:
             raise SourceError(self._other()) from None

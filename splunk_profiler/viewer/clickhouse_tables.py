@@ -16,7 +16,7 @@ from splunk_profiler.viewer.profile_messages import OUTSIDE
 from splunk_profiler.viewer.records import SENDER_ATTRIBUTES, UNKNOWN_SERVICE, RecordReader, Sender, make_sender
 
 _MAX_ROWS = 1_000_000
-LOGS, SPANS = "otel_logs", "otel_traces"  # names of tables, as the exporter has them if it is not told others
+LOGS, SPANS = "otel_logs", "otel_traces"  # names of tables, by default of the exporter
 SPANS_BEFORE_NS = HOUR_NS  # a span may have begun so long before its samples
 _MAX_TRACES = 100
 
@@ -68,7 +68,7 @@ class Found:
         return len(self.rows) > 0
 
     def add_to(self, reader: RecordReader) -> bool:
-        """Add the samples; records that are none are counted as unread.
+        """Add the samples; those that cannot be read are counted as unread.
 
         Returns:
             True if all samples of traces have the ids of these.

@@ -64,7 +64,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open a store.
 
     Raises:
-        SourceError: it is none, of a newer format, or cannot be read.
+        SourceError: it is not one, has a newer format, or cannot be read.
     """
     with explained(path):
         connection = sqlite3.connect(

@@ -34,7 +34,7 @@ class LiveFiles(Source):
     """The content of a directory's files, or of a file.
 
     Raises:
-        SourceError: there are none, or the file is of no kind that is read.
+        SourceError: there are no files, or the file is not of a kind that is read.
     """
 
     def __init__(self, path: Path) -> None:

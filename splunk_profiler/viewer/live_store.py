@@ -27,7 +27,7 @@ class LiveStore(Source):
     """The content of a store, which another process may be writing.
 
     Raises:
-        SourceError: it is none, of a newer format, damaged, or cannot be read.
+        SourceError: it is not one, has a newer format, is damaged, or cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,7 +154,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     One that is still is another when it is written.
 
     Raises:
-        SourceError: there is none.
+        SourceError: the file does not exist.
     """
     try:
         status = path.stat()

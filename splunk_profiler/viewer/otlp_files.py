@@ -31,7 +31,7 @@ def find_files(path: Path, suffixes: Sequence[str] = REQUEST_SUFFIXES) -> list[P
     """Return the files of a directory, or the file that is named.
 
     Raises:
-        SourceError: there is none, or the directory cannot be read.
+        SourceError: there is no file, or the directory cannot be read.
     """
     try:
         files = _list_files(path, suffixes)
@@ -49,7 +49,7 @@ def _list_files(path: Path, suffixes: Sequence[str]) -> list[Path]:
     if path.is_dir():
         named = sorted(file for file in path.iterdir() if not file.name.startswith("."))  # those are being written
         return [file for file in named if file.name.endswith(tuple(suffixes)) and file.is_file()]
-    path.stat()  # says why there is none, which `exists` does not
+    path.stat()  # its error says why the file cannot be read, which `exists` does not
     return [path]
 
 
@@ -80,7 +80,7 @@ def parse_time(value: Any) -> int:
     """Parse a time in nanoseconds; 0 if there is none.
 
     Raises:
-        ValueError: it is none that can be stored.
+        ValueError: it is too far from now, or not a number.
     """
     try:
         time_ns = int(value or 0)

@@ -99,14 +99,14 @@ class ProfileDecoder:
         self._bytes_left = _MAX_REQUEST_BYTES
 
     def decode_body(self, body: str) -> Any:
-        """Return the message of a profile; `ProfileError` if it is none, or too large."""
+        """Return the message of a profile; `ProfileError` if it is not one, or too large."""
         try:
             return self.decode(base64.b64decode(body, validate=True))
         except binascii.Error as error:
             raise ProfileError(f"not a profile: {error}") from None
 
     def decode(self, data: bytes) -> Any:
-        """Return the message of a profile, packed by gzip or not; `ProfileError` if it is none, or too large."""
+        """Return the message of a profile, packed by gzip or not; `ProfileError` if it is not one, or too large."""
         if self._bytes_left < 0:
             raise ProfileError("the profiles before it in its request are too large")
         try:
@@ -127,7 +127,7 @@ class ProfileDecoder:
 
 
 def decode_body(body: str) -> Any:
-    """Return the message of a profile; `ProfileError` if it is none, or too large."""
+    """Return the message of a profile; `ProfileError` if it is not one, or too large."""
     return ProfileDecoder().decode_body(body)
 
 

@@ -315,7 +315,7 @@ class RecordReader:
                 self.add_stack(
                     sender, text.stack, time_ns, weights, thread=text.thread, state=text.state, span=span_key(record)
                 )
-        except ValueError:  # `DumpError`, `ProfileError`, or a time or number that is none
+        except ValueError:  # `DumpError`, `ProfileError`, or what should be a time or a number
             self.unread += 1
 
 

@@ -279,7 +279,7 @@ def test_each_kind_of_cut_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
         outlet.warn_once("long", "the value is cut")
         outlet.warn_once("nul", "the name is cut")
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["the value is cut; this is said once", "the name is cut; this is said once"]
+    assert messages == ["the value is cut (logged once)", "the name is cut (logged once)"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
