@@ -257,7 +257,7 @@ class SessionAccounting:
         self._is_loaded = False
 
     def begin(self, session: StreamSession) -> None:
-        """Count for a session from now on: loading what it exports with is not counted."""
+        """Count for a session from now on: loading its exporter is not counted."""
         with self._lock:
             self._divide()
             if not session.is_closing:  # else nothing would end it

@@ -39,8 +39,8 @@ class PendingSpans:
         # Transactions stay here until their last span is out: a signal may end their export midway.
         self._in_flight: dict[int, Transaction] = {}
         self._depths: dict[int, int] = {}  # by thread ident
-        self._guard = Guard("handing spans to the application's exporters")
-        self._annotation_guard = Guard("writing on spans what host profilers say")
+        self._guard = Guard("forwarding spans to the application's exporters")
+        self._annotation_guard = Guard("adding stack-trace ids to spans")
 
     def __len__(self) -> int:
         return len(self.transactions) + len(self.correlator_queue)

@@ -45,7 +45,7 @@ class SpanDeferral:
         self._unwrapped: deque[Any] = deque()
         self._patched_sets: list[Any] = []  # sets of processors
         self._patches: list[MethodPatch] = []
-        self._guard = Guard("having spans wait for host profilers")
+        self._guard = Guard("deferring spans for host profilers")
         self._once_log = OnceLog()
 
     def attach(self, processors: Any) -> None:

@@ -52,7 +52,7 @@ class LocalExport(StreamOutput):
         self._sink_open_cpu_ns: int | None = None  # CPU time of loading gRPC, once that is done
 
     def start(self) -> None:
-        """Load what it exports with, if that may be now, and start the exporting thread.
+        """Load the exporter, if that may be now, and start the exporting thread.
 
         Raises:
             RuntimeError: the process can make no more threads.
@@ -95,7 +95,7 @@ class LocalExport(StreamOutput):
         return self.batch_exporter.counters()
 
     def cpu_ns(self) -> int:
-        """Return the CPU time of the exporting thread, without that of loading what it exports with."""
+        """Return the CPU time of the exporting thread, without that of loading the exporter."""
         loading_ns = self._sink_open_cpu_ns
         return 0 if loading_ns is None else max(self._thread.cpu_ns() - loading_ns, 0)
 

@@ -93,8 +93,8 @@ class Sampling:
         self.output: StreamOutput = self._make_output(parent)
         self._resource: Any = None  # the one that is recorded
         self._sampler = self._make_sampler()
-        self._event_guard = Guard("noticing events")
-        self._auxiliary_guard = Guard("recording what goes with snapshots")
+        self._event_guard = Guard("recording events")
+        self._auxiliary_guard = Guard("recording resource, names and traces")
         self._output_guard = Guard("exporting in this process")
         self._is_audit_due = self._is_ended = self._has_sent = False
         self._next_audit_s = 0.0

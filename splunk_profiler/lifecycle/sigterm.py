@@ -34,7 +34,7 @@ class SigtermHandler:
     def __init__(self, on_sigterm: Callable[[Callable[[], None]], None]) -> None:
         self._on_sigterm = on_sigterm
         self._signal_patch = MethodPatch(signal)
-        self._guard = Guard("sending what is gathered at SIGTERM")
+        self._guard = Guard("sending the last interval at SIGTERM")
         self._worker: Worker | None = None
         self.is_ending = False
 

@@ -32,7 +32,7 @@ class LocalRootTracker(SpanListener):
     def __init__(self, lookup_published_root: Callable[[Any], int | None]) -> None:
         super().__init__()
         self.lookup_published_root = lookup_published_root
-        self._guard = Guard("remembering the local roots of spans")
+        self._guard = Guard("tracking the local roots of spans")
         self._sampled_roots: dict[int, Any] = {}  # by id, of samples whose endpoint may still change
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:

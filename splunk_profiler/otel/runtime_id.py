@@ -58,7 +58,7 @@ class ResourceTagger:
         former_id = "" if parent is None else parent._instance_id()
         self._unsettled_ids = {"", runtime_id.value, *runtime_id.former_values, former_id}
         self._settled_s = 0.0 if parent is None else time.monotonic() + _FORK_HOOK_TIMEOUT_S
-        self._guard = Guard("saying on spans which process they come from")
+        self._guard = Guard("adding the runtime id to spans")
         self._cached: tuple[Any, tuple[str, ...], Any] | None = None
         self._lock = OwnedLock()  # guards the following
         self._provider: Any = None

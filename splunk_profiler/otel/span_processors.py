@@ -40,7 +40,7 @@ class SpanListener(PassiveProcessor):
 
     def __init__(self) -> None:
         self._provider: Any = None
-        self._attach_guard = Guard("hearing of the application's spans")
+        self._attach_guard = Guard("following the application's spans")
 
     def attach(self, provider: Any) -> None:
         """Listen to `provider` from now on, if it is new and one of the SDK's; never raises."""

@@ -55,7 +55,7 @@ class EventSources:
     """Several sources as one; an error in one does not affect the others."""
 
     def __init__(self, sources: Iterable[tuple[EventKind, EventSource]]) -> None:
-        self._sources = [(source, Guard(f"noticing events ({kind.name})")) for kind, source in sources]
+        self._sources = [(source, Guard(f"recording events ({kind.name})")) for kind, source in sources]
 
     def start(self) -> None:
         """Start all sources."""
@@ -91,7 +91,7 @@ def make_sources(config: Config, ticker: Ticker, *, native: bool) -> EventSource
         for kind, make_source, _ in REGISTERED_SOURCES:
             if kind.data_type is DataType.CPU and not config.sends_profiles:
                 continue  # records of samples have no place for it
-            with Guard(f"what notices events ({kind.name})").catching():
+            with Guard(f"starting to record events ({kind.name})").catching():
                 source = make_source(config, ticker, native)
                 if source is not None:
                     sources.append((kind, source))

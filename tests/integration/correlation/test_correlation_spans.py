@@ -309,7 +309,7 @@ def test_an_exporter_that_fails_costs_its_own_spans_only(directory: Path) -> Non
         here.span("root").end()
         assert here.provider.force_flush() is False  # the answer of the one that fails
         assert here.exported.names[-1] == "root"
-        assert here.log.count("WARNING an error in handing spans to the application's exporters") == 1
+        assert here.log.count("WARNING an error in forwarding spans to the application's exporters") == 1
 
 
 def fail(_: ReadableSpan) -> None:

@@ -274,7 +274,7 @@ def test_a_span_that_cannot_be_understood_is_exported_as_it_is(
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
         bench.provider._active_span_processor.on_end(odd)
     assert bench.names == ["odd"]
-    assert "an error in having spans wait for host profilers" in caplog.text
+    assert "an error in deferring spans for host profilers" in caplog.text
 
 
 def test_an_exporter_that_fails_costs_its_own_span_only() -> None:

@@ -58,7 +58,7 @@ def test_a_transaction_that_cannot_be_annotated_is_exported_as_it_is(
     with caplog.at_level(logging.WARNING, "splunk_profiler"):
         viewed.forwarder.forward(viewed.now_ns)
     assert viewed.names == ["root"]
-    assert caplog.text.count("an error in writing on spans what host profilers say") == 1
+    assert caplog.text.count("an error in adding stack-trace ids to spans") == 1
 
 
 def test_span_that_refuses_its_host_id_is_exported_as_it_is(

@@ -244,7 +244,7 @@ def test_failing_source_stops_no_other_and_is_logged_once(
         objects.make("late", 1, 1)
         assert [one.event.labels for one in events_of(sources)] == [(("source.event.object", "page"),)]
     (line,) = caplog.messages
-    assert "noticing events (lock)" in line
+    assert "recording events (lock)" in line
 
 
 def test_a_source_that_cannot_be_made_is_left_out_and_named_in_the_log(
@@ -262,7 +262,7 @@ def test_a_source_that_cannot_be_made_is_left_out_and_named_in_the_log(
     sources.stop()
     assert [one.event.kind for one in events_of(sources)] == [KIND]
     (line,) = caplog.messages
-    assert "what notices events (lock)" in line
+    assert "starting to record events (lock)" in line
 
 
 def test_kinds_have_different_names_and_so_have_their_values() -> None:
