@@ -207,7 +207,7 @@ class Server:
         accepted.close()
 
     def _has_room(self, unproven: UnprovenConnection) -> bool:
-        """Return True if there may be another connection; else say so."""
+        """Return True if there may be another connection; else log it."""
         has_room = len(self._connections) < MAX_CONNECTIONS
         if not has_room:
             unproven.socket.send(frame(REFUSAL))

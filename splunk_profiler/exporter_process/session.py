@@ -287,13 +287,13 @@ class SessionAccounting:
             return self._used_ns.get(session, 0)
 
     def end(self, session: StreamSession) -> None:
-        """Count no more for a session."""
+        """Stop counting for a session."""
         with self._lock:
             self._divide()
             self._used_ns.pop(session, None)
 
     def _divide(self) -> None:
-        """Needs the lock."""
+        """Divide the CPU time among the sessions; the caller has the lock."""
         now_ns = time.process_time_ns()
         used_ns = now_ns - self._last_ns
         if used_ns < _MIN_DIVIDED_NS:

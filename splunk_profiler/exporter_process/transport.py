@@ -49,7 +49,7 @@ def prove_exporter(token: str, challenge: bytes) -> bytes:
 
 
 def prove_host(token: str, challenge: bytes) -> bytes:
-    """Return the proof of a host. Only who has given the exporter's proof gets it, so it cannot be used again."""
+    """Return the proof of a host. Only a peer that has given the exporter's proof gets it: it cannot be reused."""
     return _prove(token, challenge, b"host")
 
 

@@ -123,7 +123,7 @@ class Correlator:
         self.defer_at_once()
 
     def defer_at_once(self) -> None:
-        """Defer transactions from now on, unless they wait only after a host profiler was heard of."""
+        """Defer transactions from now on, unless that waits for the first message of a host profiler."""
         if self._at_once:
             self._activate()
 

@@ -1,4 +1,4 @@
-"""The way of our log lines to the application's handlers, whose locks a forked child may inherit.
+"""Passes our log lines to the application's handlers, whose locks a forked child may inherit.
 
 Runs on the thread that writes the line. Imported once, by `process`: it takes the place of the logger's `handle`.
 """

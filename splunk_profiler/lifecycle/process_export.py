@@ -79,14 +79,14 @@ class ProcessExport(StreamOutput):
         self._receive()
 
     def counters(self) -> RecordCounters:
-        """Return the numbers of records as the exporter process told them last, up to a second ago.
+        """Return the numbers of records that the exporter process has reported last, up to a second ago.
 
         What waits in one that has ended is lost.
         """
         return _add(self._earlier_counters, self._counters)
 
     def cpu_ns(self) -> int:
-        """Return the CPU time of the exporter process for this process, as far as it has told."""
+        """Return the CPU time of the exporter process for this process, as it has reported last."""
         return self._cpu_ns
 
     def backlog_bytes(self) -> int:

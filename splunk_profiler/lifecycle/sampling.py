@@ -351,7 +351,7 @@ class Sampling:
                 self._recorder.trace_selected(trace_id, time_ns, entry.ident, entry.cpu_ns)
 
     def _attach_to_provider(self) -> None:
-        """Hear of the spans of the application's provider, which may be new."""
+        """Follow the spans of the application's provider, which may be new."""
         provider = spans.tracer_provider()
         for listener in (self.resource_tagger, self._local_roots, self._trace_selector):
             if listener is not None:

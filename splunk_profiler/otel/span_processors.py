@@ -1,6 +1,6 @@
 """Span processors of ours among those of the application's provider.
 
-`SpanListener` hears of the spans of one provider. `SpanStartInstaller` identifies spans at their
+`SpanListener` follows the spans of one provider. `SpanStartInstaller` identifies spans at their
 start, in all providers seen, and removes what it has installed. Both run on the application's
 threads: they must be short and must not raise. Must not load the SDK.
 """

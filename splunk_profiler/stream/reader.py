@@ -51,11 +51,11 @@ class _MemoryEstimate:
             raise StreamError(f"definitions of more than {_MAX_MEMORY_BYTES >> 20} MiB")
 
     def remove(self, size: int) -> None:
-        """Count a definition no more."""
+        """Remove a definition."""
         self._bytes -= _DEFINITION_BYTES + size
 
     def clear(self) -> None:
-        """Count no definition any more."""
+        """Remove all definitions."""
         self._bytes = 0
 
 
@@ -118,7 +118,7 @@ class _Definitions(dict[int, _T]):
 class StreamReader:
     """Turns the bytes of one stream into captures, in pieces of any size.
 
-    A stream that cannot be read raises `StreamError`, and cannot be read on.
+    A stream that cannot be read raises `StreamError`; no further bytes of it can be read.
     """
 
     def __init__(self) -> None:
