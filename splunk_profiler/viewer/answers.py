@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +20,13 @@ from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import SPAN_ID, TRACE, Baseline, FacetValues, Function, Selection, TopRow
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.source import Source
+from splunk_profiler.viewer.source_lines import read_source, source_rows
 from splunk_profiler.viewer.stacks import Numbers
 from splunk_profiler.viewer.trees import SMALL, call_tree, line_weights, span_tree, top_table
 
 MAX_FRAMES = 50_000
 _MAX_ROWS = 500
 _MAX_SPANS = 2000
-_LINES_AROUND = 4
-_MAX_SOURCE_BYTES = 4 << 20
 _BUCKETS = 120
 _VALUES_FIRST = ("cpu", "wall", "samples")
 _SMALL_FRAMES = Function("(small)", "", "")
@@ -169,15 +168,8 @@ class Answers:
             weights = line_weights(recording.stacks, of_stacks, place)
             having, _, _ = recording.stacks.built().parts_of(place, False, of_stacks != 0)
             version = self._live.version
-        texts = _read_source(Path(function[1])) if place >= 0 else []
-        numbers = [number for number in weights if number > 0]
-        if texts and numbers:
-            first, last = max(1, numbers[0] - _LINES_AROUND), min(len(texts), numbers[-1] + _LINES_AROUND)
-            numbers = sorted({*numbers, *range(first, min(last, first + _MAX_ROWS) + 1)})
-        rows = [
-            [number, texts[number - 1] if number <= len(texts) else "", *weights.get(number, (0, 0))]
-            for number in numbers
-        ]
+        texts = read_source(Path(function[1])) if place >= 0 else []
+        rows = source_rows(texts, weights)
         total = round(of_stacks[having].sum())
         return {"total": total, "isFound": bool(texts), "rows": rows, "version": version}
 
@@ -331,15 +323,6 @@ class Answers:
         if not self._pages_being_made:
             self._live.refresh()
         return self._live.recording
-
-
-def _read_source(file: Path) -> list[str]:
-    """Return the lines of a file of Python; none if it is not here, or is something else."""
-    with suppress(OSError):
-        if file.suffix == ".py" and file.is_file() and file.stat().st_size <= _MAX_SOURCE_BYTES:
-            with file.open(encoding="utf-8", errors="replace") as lines:  # `splitlines` knows other line ends
-                return [line.rstrip("\n") for line in lines]
-    return []
 
 
 def _values(recording: Recording) -> list[str]:
