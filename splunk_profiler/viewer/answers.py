@@ -148,10 +148,10 @@ class Answers:
             }
 
     def timeline(self, selection: Selection, facet: str) -> dict[str, Any]:
-        """Return the weights over time, by a facet."""
+        """Return the weights over the time of a selection, by a facet."""
         with self._lock:
             self._refreshed()
-            line = self._live.recording_of(selection.of_whole_time()).timeline(selection, facet, _BUCKETS)
+            line = self._live.recording_of(selection).timeline(selection, facet, _BUCKETS)
             times = {"start": str(line.start_ns), "step": str(line.step_ns)}
             return {**times, "series": line.series, "version": self._live.version}
 
@@ -210,6 +210,8 @@ class Answers:
         baseline: Baseline | None = None,
         function: tuple[str, str] | None = None,
         state: Sequence[tuple[str, str]] = (),
+        *,
+        shown_ns: tuple[int | None, int | None] = (None, None),
     ) -> bytes:
         """Return one file for a browser with all answers on a selection, for each value.
 
@@ -221,6 +223,7 @@ class Answers:
             baseline: what it is compared with.
             function: name and file of the one with which trees begin, whose source is there as well.
             state: parameters of the page that it begins with.
+            shown_ns: when the timeline begins and ends.
 
         Raises:
             ValueError: as for `flame`.
@@ -236,7 +239,7 @@ class Answers:
                     "inverted": self.flame(chosen, True, before, function),
                     "top": {sort: self.top(chosen, "", before, by_total=sort == "total") for sort in ("own", "total")},
                     "facets": self.facets(chosen),
-                    "timeline": {facet: self.timeline(chosen, facet) for facet in overview["facets"]},
+                    "timeline": {facet: self.timeline(chosen.at(shown_ns), facet) for facet in overview["facets"]},
                 }
                 if function is not None:
                     answers["source"] = self.source(chosen, function)

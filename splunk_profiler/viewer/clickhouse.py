@@ -183,7 +183,8 @@ class ClickHouse(Source):
         first_ns = whole.since_ns if has_traces else 0
         since_ns = first_ns if selection.since_ns is None else selection.since_ns
         until_ns = whole.until_ns if selection.until_ns is None else selection.until_ns
-        step_ns = 0 if traces else min(whole.step_ns, (until_ns - since_ns) // _STEPS)
+        # Rounded up, as the steps of the timeline.
+        step_ns = 0 if traces else min(whole.step_ns, -(-(until_ns - since_ns) // _STEPS))
         part = Part(since_ns, until_ns, whole.services or services, traces, max(_MIN_STEP_NS, step_ns))
         reading = self._parts.pop(part, None) or _Reading(part, self.recording.sibling(), since_ns)
         self._read(reading, self._all.until_ns)

@@ -138,8 +138,8 @@ class SampleTable:
         question, kept = self._with_traces(question, part)
         hash_of = f"cityHash64({', '.join(stack)})"
         counted = [
-            f"greatest(intDiv(toUnixTimestamp64Nano(r.Timestamp), {part.step_ns}) * {part.step_ns}, {{since:Int64}})"
-            " AS step",
+            f"greatest({part.since_ns} + intDiv(toUnixTimestamp64Nano(r.Timestamp) - {part.since_ns}, {part.step_ns})"
+            f" * {part.step_ns}, {{since:Int64}}) AS step",
             *self._sender(),
             f"{self._span_name()} AS span_name",
             f"{kept} AS is_kept",

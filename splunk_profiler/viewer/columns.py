@@ -80,6 +80,10 @@ class Columns:
         last = len(self) if until_ns is None else int(np.searchsorted(self.time_ns, until_ns))
         return slice(first, last)
 
+    def has_any(self, since_ns: int | None, until_ns: int | None) -> bool:
+        """Return True if any sample is between these times."""
+        return len(self.time_ns[self.rows_between(since_ns, until_ns)]) > 0
+
     def sum_facets(self, value: str, rows: slice | Numbers) -> Numbers:
         """Return the sum of a value in some samples, by the place of their facets; that of all is kept."""
         if not isinstance(rows, slice) or rows != slice(0, len(self)):

@@ -147,9 +147,14 @@ class Selection:
         """Return this with the filter by a trace, in place of others by traces."""
         return replace(self, filters={**self.filters, TRACE: frozenset({trace})})
 
-    def of_whole_time(self) -> Selection:
-        """Return this without times."""
-        return replace(self, since_ns=None, until_ns=None)
+    def times_in(self, period_ns: tuple[int, int]) -> tuple[int, int]:
+        """Return the times of this; in place of one that it lacks, that of a period."""
+        since_ns, until_ns = self.since_ns, self.until_ns
+        return period_ns[0] if since_ns is None else since_ns, period_ns[1] if until_ns is None else until_ns
+
+    def at(self, times_ns: tuple[int | None, int | None]) -> Selection:
+        """Return this with other times."""
+        return replace(self, since_ns=times_ns[0], until_ns=times_ns[1])
 
 
 class Baseline(NamedTuple):

@@ -19,6 +19,7 @@ from splunk_profiler.viewer.model import (
     LABEL,
     LONG_PROFILE_NS,
     MINUTE_NS,
+    NEVER_NS,
     OTHER_TRACES,
     SPAN_ID,
     TRACE,
@@ -185,12 +186,10 @@ class Recording:
 
         That ends with the last profile, whose samples are all at its start.
         """
-        first_ns, last_ns = self.period_ns()
-        since_ns = first_ns if selection.since_ns is None else selection.since_ns
-        if selection.until_ns is not None:
-            return since_ns, selection.until_ns
-        ends_ns = [each.end_ns for each in self.columns() if selection.value in each.weights]
-        return since_ns, max([last_ns, *ends_ns])
+        since_ns, until_ns = selection.times_in(self.period_ns())
+        has_end = selection.until_ns is not None
+        ends_ns = [each.end_ns for each in self.columns() if selection.value in each.weights and not has_end]
+        return since_ns, max([until_ns, *ends_ns])
 
     def duration_ns(self, selection: Selection) -> int:
         """Return how long a selection is; 1 for what is in use, which does not grow with time."""
@@ -227,7 +226,7 @@ class Recording:
         return found
 
     def timeline(self, selection: Selection, facet: str, buckets: int) -> Timeline:
-        """Return the weights over the whole time of the recording, by the value of a facet, heaviest first.
+        """Return the weights over the time of a selection, by the value of a facet, heaviest first.
 
         There are fewer than `buckets` if these would be shorter than a profile: its samples are all at its start.
 
@@ -235,21 +234,20 @@ class Recording:
             ValueError: there is no such facet.
         """
         self._check_facets({facet})
-        start_ns, end_ns = self.period_ns()
-        whole_ns = end_ns - start_ns
-        usual_ns = max((columns.usual_ns for columns in self.columns()), default=0)
+        start_ns, end_ns = selection.times_in(self.period_ns())
+        whole_ns = max(0, end_ns - start_ns)
+        usual_ns = max((each.usual_ns for each in self.columns() if each.has_any(start_ns, end_ns)), default=0)
         step_ns = max(1, -(-whole_ns // buckets), min(usual_ns, whole_ns))
         buckets = min(buckets, -(-whole_ns // step_ns)) or 1
-        whole = selection.of_whole_time()
         sums = (
-            self._sum_traces(whole, step_ns)[0]
+            self._sum_traces(selection, step_ns)[0]
             if facet == TRACE
-            else self._sum_values(facet, self._sum_facets(whole, step_ns) * self._allowed(whole.filters))
+            else self._sum_values(facet, self._sum_facets(selection, step_ns) * self._allowed(selection.filters))
         )
         names = [name for name, _ in sums.most_common(_MAX_SERIES)]
         cells = np.zeros((len(names) + 1, buckets))
-        edges = start_ns + step_ns * np.arange(buckets + 1)
-        for columns, rows in self._rows(whole, step_ns):
+        edges = [min(start_ns + step_ns * place, NEVER_NS) for place in range(buckets + 1)]
+        for columns, rows in self._rows(selection, step_ns):
             line, weights = self._ranks(columns, rows, facet, names), columns.weights[selection.value][rows]
             ends = np.searchsorted(columns.time_ns[rows], edges)
             for bucket in np.flatnonzero(np.diff(ends)).tolist():
@@ -294,7 +292,7 @@ class Recording:
             if not _OF_SPANS.isdisjoint(selection.filters):
                 masks.append(columns.spans.allowed_by(selection.filters).take(columns.span[rows]))
             if last is not None:
-                masks.append(last[self._profile_of(columns, step_ns)[rows]] == columns.time_ns[rows])
+                masks.append(last[self._profile_of(columns, rows, selection, step_ns)] == columns.time_ns[rows])
             yield columns, rows.start + np.flatnonzero(np.logical_and.reduce(masks)) if masks else rows
 
     def _last_profiles(self, selection: Selection, step_ns: int) -> Numbers:
@@ -302,18 +300,18 @@ class Recording:
         chosen = [columns for columns in self.columns() if selection.value in columns.weights]
         last_ns = last_times(
             [
-                (self._profile_of(columns, step_ns)[rows], columns.time_ns[rows])
+                (self._profile_of(columns, rows, selection, step_ns), columns.time_ns[rows])
                 for columns in chosen
                 for rows in [columns.rows_between(selection.since_ns, selection.until_ns)]
             ]
         )
         return without_ended(last_ns, len(self._codes_of("process")[1]), chosen)
 
-    def _profile_of(self, columns: Columns, step_ns: int) -> Numbers:
-        """Return for each sample a number for its process and its step."""
+    def _profile_of(self, columns: Columns, rows: slice, selection: Selection, step_ns: int) -> Numbers:
+        """Return for each of a selection's samples a number for its process and its step."""
         processes, names = self._codes_of("process")
-        step = (columns.time_ns - self.period_ns()[0]) // step_ns if step_ns else 0
-        return processes[columns.facets] + len(names) * step
+        step = (columns.time_ns[rows] - selection.times_in(self.period_ns())[0]) // step_ns if step_ns else 0
+        return processes[columns.facets[rows]] + len(names) * step
 
     def _sum_facets(self, selection: Selection, step_ns: int = 0) -> Numbers:
         """Return the weights of a selection by facets, without its filters by these."""

@@ -78,7 +78,8 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
         selection = _selection(request, "b." if is_baseline else "")
         if form == "html":
             state = [(name, text) for name, text in request.query_params.multi_items() if name != "format"]
-            content = answers.page(selection, _baseline(request), _function(request), state)
+            shown_ns = _times(request, "from", "to")
+            content = answers.page(selection, _baseline(request), _function(request), state, shown_ns=shown_ns)
         else:
             content = answers.export(selection, form, _function(request), inverted=_is_set(request, "inverted"))
         media_type, suffix = _EXPORTS[form]
@@ -209,8 +210,8 @@ def _selection(request: Request, prefix: str = "") -> Selection:
     query = request.query_params
     start = f"{prefix}f."
     filters = {name.removeprefix(start): frozenset(query.getlist(name)) for name in query if name.startswith(start)}
-    since_ns, until_ns = (_time(query.get(f"{prefix}{name}")) for name in ("since", "until"))
-    return Selection(query.get("value", ""), since_ns, until_ns, filters)
+    times_ns = _times(request, f"{prefix}since", f"{prefix}until")
+    return Selection(query.get("value", ""), *times_ns, filters)
 
 
 def _baseline(request: Request) -> Baseline | None:
@@ -226,6 +227,10 @@ def _function(request: Request) -> tuple[str, str] | None:
 
 def _is_set(request: Request, name: str) -> bool:
     return request.query_params.get(name) == "1"
+
+
+def _times(request: Request, since: str, until: str) -> tuple[int | None, int | None]:
+    return _time(request.query_params.get(since)), _time(request.query_params.get(until))
 
 
 def _time(text: str | None) -> int | None:

@@ -19,7 +19,7 @@ const unit = () => overview.values.find(({ name }) => name === value())?.unit ??
 // no question with one has an answer.
 function readState() {
   const found = new URLSearchParams(location.hash.slice(1) || saved?.state);
-  for (const name of ["since", "until", "b.since", "b.until"]) {
+  for (const name of ["since", "until", "b.since", "b.until", "from", "to"]) {
     const time = found.get(name);
     if (!/^\d{1,19}$/.test(time) || BigInt(time) >= 2n ** 63n) found.delete(name);
   }
@@ -82,7 +82,7 @@ async function ask(what, more = new URLSearchParams()) {
   if (saved) return askSaved(what, more);
   const query = what === "overview" ? "" : selection();
   for (const [name, text] of more) query.append(name, text);
-  if (what === "timeline") for (const name of ["since", "until"]) query.delete(name); // it is of the whole time
+  if (what === "timeline") setShown(query);
   const address = `api/${what}?${query}`;
   if (kept.has(address)) return kept.get(address);
   const { signal } = asking;
@@ -348,7 +348,7 @@ function listen() {
   const changes = (id, name) => byId(id).addEventListener("change", (event) => { set({ [name]: event.target.value }); show(); });
   for (const [id, name] of [["value", "value"], ["by", "by"], ["scale", "compare"]]) changes(id, name);
   const clicks = {
-    whole: selectAll, out: zoomOut, compare, swap, gone: showGone, uncompare: endComparison, all: leaveFunction,
+    whole: selectAll, enlarge: showSelected, shrink: showWhole, out: zoomOut, compare, swap, gone: showGone, uncompare: endComparison, all: leaveFunction,
     unfilter: clearFilters,
     up: () => { set({ up: state.has("up") ? "" : "1" }); show(); },
     focus: () => focusOn(zoomedLast.zoomed.name, zoomedLast.zoomed.file),

@@ -1,4 +1,4 @@
-// The timeline of the period, in which a stretch can be chosen.
+// The timeline of the period, or of the part of it that is shown, in which a stretch can be chosen.
 "use strict";
 
 // Each with a contrast of 3 to 1 to what is behind it, light or dark.
@@ -10,7 +10,7 @@ let timeline = null, latest = null; // answers: the one that is shown, and the o
 const isMarking = () => marked !== null || dragged !== null;
 
 function fillTimeline(answer) {
-  latest = answer;
+  latest = { ...answer, to: state.get("to") };
   drawTimeline();
 }
 
@@ -50,20 +50,35 @@ function drawTimeline() {
   context.globalAlpha = 1;
   drawAxis(count);
   fillPeriod();
-  canvas.setAttribute("aria-label", `${NAMES[value()] ?? value()} over time, at most ${amount(most, unit())} in one of `
-    + `${count} stretches`);
+  const of = isAllShown() ? "" : `, ${period(timeline.start, bucketStart(count))}`;
+  canvas.setAttribute("aria-label", `${NAMES[value()] ?? value()} over time${of}, at most ${amount(most, unit())} in one `
+    + `of ${count} stretches`);
 }
 
-// The chosen stretch; an address may have only one of its ends.
+// The chosen stretch, of which a part or nothing may be shown; an address may have only one of its ends.
 function chosenBuckets() {
-  const last = (timeline.series[0]?.[1].length ?? 0) - 1;
-  const bucket = (ns) => Number((BigInt(ns) - BigInt(timeline.start)) / BigInt(timeline.step));
+  const last = (timeline.series[0]?.[1].length ?? 0) - 1, start = BigInt(timeline.start);
+  const bucket = (ns) => (BigInt(ns) < start ? -1 : Number((BigInt(ns) - start) / BigInt(timeline.step)));
   const since = state.get("since"), until = state.get("until");
   return [since ? Math.max(0, bucket(since)) : 0, until ? Math.min(last, bucket(BigInt(until) - 1n)) : last];
 }
 
-const bucketStart = (bucket) => String(BigInt(timeline.start) + BigInt(bucket) * BigInt(timeline.step));
 const isWhole = () => !state.get("since") && !state.get("until");
+const isAllShown = () => !state.get("from") && !state.get("to");
+
+// Sets the time that the timeline is asked for, in place of the chosen stretch.
+function setShown(query) {
+  for (const [name, end] of [["since", "from"], ["until", "to"]]) {
+    query.delete(name);
+    if (state.has(end)) query.append(name, state.get(end));
+  }
+}
+
+// The last bucket ends with the part that is shown.
+function bucketStart(bucket) {
+  const start = BigInt(timeline.start) + BigInt(bucket) * BigInt(timeline.step);
+  return timeline.to && BigInt(timeline.to) < start ? timeline.to : String(start);
+}
 
 function drawAxis(count) {
   const axis = byId("axis"), start = Number(BigInt(timeline.start)) / 1e6, length = (count * Number(timeline.step)) / 1e6;
@@ -83,7 +98,10 @@ function fillPeriod() {
   const until = marked ? bucketStart(marked[1] + 1) : state.get("until") || overview.until;
   byId("period").ariaLive = marked || !isWhole() ? "polite" : "off"; // the whole grows by itself
   say(byId("period"), overview.values.length ? period(since, until) : "");
+  const isShown = state.get("from") === state.get("since") && state.get("to") === state.get("until");
   byId("whole").hidden = isWhole() || Boolean(saved);
+  byId("enlarge").hidden = isWhole() || isShown || Boolean(saved);
+  byId("shrink").hidden = isAllShown() || Boolean(saved);
 }
 
 function selectMarked() {
@@ -95,9 +113,19 @@ function selectMarked() {
 
 function selectAll() {
   marked = null;
-  set({ since: "", until: "" });
+  set({ since: "", until: "", from: "", to: "" });
   show();
 }
+
+// Shows a part of the time, or all of it without one. The button goes: who has used it goes on in the timeline.
+function showTime(from, to) {
+  set({ from, to });
+  byId("timeline").focus({ preventScroll: true });
+  show();
+}
+
+const showSelected = () => showTime(state.get("since"), state.get("until"));
+const showWhole = () => showTime("", "");
 
 function listenToTimeline() {
   const canvas = byId("timeline");
@@ -135,8 +163,8 @@ function listenToTimeline() {
     const [from, to] = marked ?? (isWhole() ? [0, 0] : chosenBuckets());
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (move) {
-      const end = Math.max(event.shiftKey ? from : 0, Math.min(count - 1, to + move));
-      marked = [event.shiftKey ? from : end, end];
+      const end = Math.min(count - 1, Math.max(event.shiftKey ? from : 0, to + move));
+      marked = [event.shiftKey ? Math.min(from, end) : end, end];
       drawTimeline();
     } else if (event.key === "Enter" && marked) selectMarked();
     else if (event.key === "Escape") selectAll();

@@ -86,6 +86,21 @@ def test_a_stretch_has_its_own_samples_wherever_it_begins_and_ends(
     assert {service for service, _ in shown["facets"]["service"]} == {"shop", "pay"}
 
 
+@pytest.mark.parametrize("start_ns", [START_NS, START_NS + 7 * SECOND_NS], ids=["at a step", "between two"])
+def test_a_part_of_a_week_has_a_timeline_with_its_own_steps(
+    database: Database, tmp_path: Path, lines: list[str], start_ns: int
+) -> None:
+    files = fill(database, lines, tmp_path)
+    shown = ClickHouse(database.address, database.environment, last_hours=168)
+    assert len(Answers(shown).timeline(Selection("samples"), "service")["series"][0].weights) <= 2
+    part = Selection("samples", start_ns, START_NS + 367 * SECOND_NS)
+    ours, theirs = (Answers(source).timeline(part, "service") for source in (shown, files))
+    assert [ours[name] for name in ("start", "step", "series")] == [
+        theirs[name] for name in ("start", "step", "series")
+    ]
+    assert {len(each.weights) for each in ours["series"]} == {120}
+
+
 def test_light_traces_are_shown_together_and_compared_with_everything(
     database: Database, tmp_path: Path, lines: list[str]
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from splunk_profiler.viewer.model import DAY_NS, MINUTE_NS, Facets, Sample, Selection
+from splunk_profiler.viewer.model import DAY_NS, MINUTE_NS, NEVER_NS, Facets, Sample, Selection
 from splunk_profiler.viewer.parts import by_minute, joined, pack, rows_of, unpack
 from splunk_profiler.viewer.recording import OTHER, Recording
 
@@ -99,10 +99,25 @@ def test_of_what_is_in_use_the_last_profile_of_each_process_counts() -> None:
 
 def test_a_timeline_shows_the_heaviest_values_and_sums_up_the_others() -> None:
     found = recording(*((10 + place, "1", f"endpoint {place}", {"cpu": 100 - place}) for place in range(10)))
-    start_ns, step_ns, series = found.timeline(Selection("cpu", 12, 13), "endpoint", 5)
+    start_ns, step_ns, series = found.timeline(Selection("cpu"), "endpoint", 5)
     assert (start_ns, step_ns) == (10, 2)
     assert [each.value for each in series] == [*(f"endpoint {place}" for place in range(8)), OTHER]
     assert series[-1].weights == [0, 0, 0, 0, 92 + 91]
+
+
+def test_a_timeline_of_a_stretch_has_its_steps_there() -> None:
+    found = recording(*((time_ns, "1", "a", {"cpu": 1}) for time_ns in range(10, 110)))
+    found.add(Sample(200, 0, 0, {"wall": 1}, duration_ns=50))  # not at the time of the first stretch
+    assert found.timeline(Selection("cpu", 40, 60), "endpoint", 4) == (40, 5, [("a", [5, 5, 5, 5])])
+    assert found.timeline(Selection("cpu", 105), "endpoint", 2) == (105, 50, [("a", [5, 0])])
+    assert found.timeline(Selection("cpu", 60, 40), "endpoint", 4) == (60, 1, [])
+    assert found.timeline(Selection("cpu", 0, NEVER_NS), "endpoint", 2).series == [("a", [100, 0])]
+
+
+def test_memory_in_use_is_by_steps_of_the_stretch() -> None:
+    found = recording(*((time_ns, "1", "a", {"inuse_space": time_ns}) for time_ns in (10, 12, 13)))
+    stretch = Selection("inuse_space", 11, 15)
+    assert found.timeline(stretch, "endpoint", 2) == (11, 2, [("a", [12, 13])])
 
 
 def test_answers_are_about_the_samples_that_there_are_now() -> None:
