@@ -155,17 +155,31 @@ class Answers:
             times = {"start": str(line.start_ns), "step": str(line.step_ns)}
             return {**times, "series": line.series, "version": self._live.version}
 
-    def source(self, selection: Selection, function: tuple[str, str]) -> dict[str, Any]:
+    def source(
+        self, selection: Selection, function: tuple[str, str], baseline: Baseline | None = None
+    ) -> dict[str, Any]:
         """Return the lines of a function with their weights, and as `total` that of all stacks that have it.
 
-        Rows are number, text, own and total. The text is empty unless the file is on this machine, and one of Python.
-        Lines around are there without weights.
+        Rows are number, text, own and total, with a baseline also both there. The text is empty unless the file is on
+        this machine, and one of Python. Lines around are there without weights.
+
+        Raises:
+            ValueError: as for `flame`.
         """
         with self._lock:
             recording = self._refreshed()
-            of_stacks = self._weights(selection)
+            of_stacks, before = self._compared(selection, baseline)
             place = recording.find_function(*function)
             weights = line_weights(recording.stacks, of_stacks, place)
+            if before is not None:
+                earlier = line_weights(recording.stacks, before.weights, place)
+                weights = {
+                    line: (
+                        *weights.get(line, (0, 0)),
+                        *(_round(before.scale * each) for each in earlier.get(line, (0, 0))),
+                    )
+                    for line in weights.keys() | earlier.keys()
+                }
             having, _, _ = recording.stacks.built().parts_of(place, False, of_stacks != 0)
             version = self._live.version
         texts = read_source(Path(function[1])) if place >= 0 else []
@@ -242,7 +256,7 @@ class Answers:
                     "timeline": {facet: self.timeline(chosen.at(shown_ns), facet) for facet in overview["facets"]},
                 }
                 if function is not None:
-                    answers["source"] = self.source(chosen, function)
+                    answers["source"] = self.source(chosen, function, before)
                 if len(traces := selection.filters.get(TRACE, ())) == 1:
                     answers["trace"] = self.trace(chosen, next(iter(traces)))
                 if function is not None and ("trace" in answers or ("view", "trace") in state):

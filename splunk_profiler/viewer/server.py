@@ -67,7 +67,8 @@ def make_app(answers: Answers, origins: Mapping[str, Collection[str]]) -> ASGIAp
 
     def source(request: Request) -> Any:
         query = request.query_params
-        return answers.source(_selection(request), (query.get("function", ""), query.get("file", "")))
+        function = query.get("function", ""), query.get("file", "")
+        return answers.source(_selection(request), function, _baseline(request))
 
     def trace(request: Request) -> Any:
         return answers.trace(_selection(request), request.query_params.get("trace", ""))

@@ -212,7 +212,7 @@ def _sum_functions(table: BuiltStacks, weights: Numbers) -> tuple[Numbers, Numbe
     return own, np.bincount(table.member_functions, np.repeat(weights, table.member_counts), table.function_count)
 
 
-def line_weights(stacks: Stacks, weights: Numbers, function: int) -> dict[int, tuple[int, int]]:
+def line_weights(stacks: Stacks, weights: Numbers, function: int) -> dict[int, tuple[int, ...]]:
     """Return the weights of the lines of a function, by number: at the leaf, and anywhere, recursion counted once."""
     table = stacks.built()
     at = np.flatnonzero(table.functions == function)

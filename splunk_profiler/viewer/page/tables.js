@@ -65,13 +65,15 @@ function addRow(body, [name, file, line, kind, own, total, ownBefore, totalBefor
 function fillSource(shown) {
   const body = byId("source-lines").querySelector("tbody");
   body.textContent = "";
+  byId("source-lines").querySelector("table").className = state.get("compare") ? "compared" : "";
   const ending = shown.isFound ? "" : ": this file is not on the machine of the viewer";
   sayNames(byId("source-lines").querySelector("p"), "", state.get("file") || "", ending);
-  for (const [number, text, own, total] of shown.rows) {
+  for (const [number, text, own, total, , totalBefore] of shown.rows) {
     const row = make("tr", "", body);
     make("td", String(number), row).className = "number";
     make("td", text.replaceAll("\t", "    "), row);
     for (const weight of [own, total]) make("td", weight ? amount(weight, unit()) : "", row).className = "number";
+    if (totalBefore !== undefined) make("td", change(total, totalBefore, unit()), row).className = "number change";
   }
   say(byId("found"), "");
 }

@@ -66,17 +66,19 @@ def test_the_numbers_of_each_line_of_source_are_on_a_narrow_page(page: Page, tmp
     samples = [sample_line(f"shop.app.handle({file}:{line})") for line in (2, 3)]
     (tmp_path / "logs.jsonl").write_text("".join(samples), "utf-8")
     with shown_on(page, tmp_path) as address:
-        page.open(f"{address}#view=source&function=shop.app.handle&file={file}", width=390)
-        assert page.value("byId('source-lines').scrollWidth <= byId('source-lines').clientWidth")
-        rows = page.value(
-            """[...document.querySelectorAll("#source-lines tr")].map((row) => [...row.cells].map((cell) => {
-                const { left, right, height } = cell.getBoundingClientRect();
-                return 0 <= left && right <= 390 ? cell.innerText && Math.round(height) > 0 : "outside";
-            }))"""
-        )
-        assert rows == [[True] * 4, [True, True, "", ""], [True] * 4, [True] * 4]
-        assert not broken_rules(page)
-        page.keep_picture(SCREENS / "phone_source.png")
+        for columns, comparison in ((4, ""), (5, "&compare=time")):
+            page.open(f"{address}#view=source&function=shop.app.handle&file={file}{comparison}", width=390)
+            assert page.value("byId('source-lines').scrollWidth <= byId('source-lines').clientWidth")
+            rows = page.value(
+                """[...document.querySelectorAll("#source-lines tr")].map((row) => [...row.cells].filter((cell) =>
+                cell.checkVisibility()).map((cell) => {
+                    const { left, right, height } = cell.getBoundingClientRect();
+                    return 0 <= left && right <= 390 ? cell.innerText && Math.round(height) > 0 : "outside";
+                }))"""
+            )
+            assert rows == [[True] * columns, [True, True, *[""] * (columns - 2)], [True] * columns, [True] * columns]
+            assert not broken_rules(page)
+            page.keep_picture(SCREENS / f"phone_source_{columns}.png")
 
 
 def test_the_line_about_a_frame_is_seen_whole_below_the_graph(page: Page, long: str) -> None:

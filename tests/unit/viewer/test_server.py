@@ -188,6 +188,22 @@ def test_source_is_of_files_of_python_that_are_in_the_profiles(client: TestClien
     assert get(client, f"/api/source?value=samples&function=own.caller&file={code}")["total"] == 1
 
 
+def test_source_has_the_weights_of_the_baseline(client: TestClient, tmp_path: Path) -> None:
+    code = tmp_path / "shop.py"
+    for line, service in ((7, "now"), (9, "now"), (9, "before"), (9, "before"), (11, "before")):
+        append(tmp_path / "logs.jsonl", sample_line(f"own.shop({code}:{line})", service=service))
+    compared = f"value=samples&f.service=now&b.f.service=before&function=own.shop&file={code}"
+    answer = get(client, f"/api/source?{compared}&compare=time")
+    assert answer["rows"] == [[7, "", 1, 1, 0, 0], [9, "", 1, 1, 2, 2], [11, "", 0, 0, 1, 1]]
+    assert answer["total"] == 2
+    by_total = get(client, f"/api/source?{compared}&compare=share")["rows"]
+    assert by_total == [[7, "", 1, 1, 0, 0], [9, "", 1, 1, 1, 1], [11, "", 0, 0, 1, 1]]  # of 2/3 and 4/3
+    code.write_text("".join(f"line {number}\n" for number in range(1, 30)), "utf-8")
+    rows = get(client, f"/api/source?{compared}&compare=time")["rows"]
+    assert rows[0] == [3, "line 3", 0, 0, 0, 0]
+    assert [row[0] for row in rows] == [*range(3, 16)]
+
+
 def test_lines_of_source_are_those_that_python_counts(client: TestClient, tmp_path: Path) -> None:
     code = tmp_path / "shop.py"
     lines = ["# \x0c", "\x0b\x1c\x1d\x1e", "x = '\x85'", "# \u2028\u2029", "old\ris counted\r\nlike this", "last"]
