@@ -50,8 +50,10 @@ def folded(stacks: WeightedStacks, functions: Sequence[Function]) -> str:
 
 
 def speedscope(stacks: WeightedStacks, functions: Sequence[Function], value: str, unit: str) -> str:
-    """Return a profile of type ``sampled`` as JSON."""
+    """Return a profile of type ``sampled`` as JSON; a frame has the first line of its function in these stacks."""
     is_used = np.bincount(stacks.functions) > 0  # of a small selection they are few
+    lines = np.full(len(is_used), np.iinfo(np.int32).max, np.int32)
+    np.minimum.at(lines, stacks.functions, stacks.lines)
     places = np.cumsum(is_used) - 1
     profile = {
         "type": "sampled",
@@ -63,7 +65,8 @@ def speedscope(stacks: WeightedStacks, functions: Sequence[Function], value: str
         "weights": stacks.weights.tolist(),
     }
     frames = [
-        {"name": functions[place].name, "file": functions[place].file} for place in np.flatnonzero(is_used).tolist()
+        {"name": functions[place].name, "file": functions[place].file, **({"line": line} if line else {})}
+        for place, line in zip(np.flatnonzero(is_used).tolist(), lines[is_used].tolist(), strict=True)
     ]
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",

@@ -13,6 +13,7 @@ const sort = () => state.get("sort") || "own"; // of the top table
 const isGrowing = () => !saved && overview.follows !== false; // it may, if the server does not say
 const isSandwich = () => view() === "sandwich";
 const isGraph = () => ["flame", "inverted", "sandwich"].includes(view());
+const isCut = () => isGraph() || view() === "source"; // to the function, if there is one
 const unit = () => overview.values.find(({ name }) => name === value())?.unit ?? "count";
 
 // The state of the address, or that a file begins with, without times that are none and, in a file, what that has not:
@@ -57,7 +58,7 @@ function selection(more = {}) {
 function moreOf(more) {
   const all = new URLSearchParams(more);
   for (const [name, text] of state) {
-    const isOfView = (name === "function" || name === "file") && (isGraph() || view() === "source")
+    const isOfView = (name === "function" || name === "file") && isCut()
       || name === "gone" && view() === "top";
     if (name === "compare" || name.startsWith("b.") || isOfView) all.append(name, text);
   }
@@ -239,7 +240,7 @@ function fillNotices() {
     sayNames(byId("compared").querySelector("span"), `Compared with ${time}`, "", ...chosen, ending);
     byId("scale").value = state.get("compare");
   }
-  byId("only").hidden = !name || !(isGraph() || view() === "source");
+  byId("only").hidden = !name || !isCut();
   const texts = {
     flame: ["What is called by ", name, "; the other way: Inverted."],
     inverted: ["Who calls ", name, "; the other way: Flame graph."],
@@ -321,7 +322,7 @@ function fillLinks() {
   byId("follow-label").hidden = !isGrowing();
   for (const link of document.querySelectorAll("[data-format]")) {
     const { format, baseline } = link.dataset, query = selection({ format });
-    const isKept = (name) => !query.has(name) && (format === "html" || (name === "function" || name === "file") && isGraph()
+    const isKept = (name) => !query.has(name) && (format === "html" || (name === "function" || name === "file") && isCut()
       || Boolean(baseline) && name.startsWith("b."));
     for (const [name, text] of [...state].filter(([each]) => isKept(each))) query.append(name, text);
     if (baseline) query.append("baseline", baseline);

@@ -36,6 +36,7 @@ VIEWS = {
     "callers": f"view=inverted&{RANK}",
     "callers and callees": f"view=sandwich&{RANK}",
     "source": f"view=source&{RANK}",
+    "source compared": f"view=source&{RANK}&compare=time&b.until={MIDDLE_NS}&since={MIDDLE_NS}",
     "top": "view=top&value=samples&f.service=shop",
 }
 PARTS = ["#total", "#compared span", "#only span", "#gone", "#frame", "#spans li", "#spans-note", "#host", "#axis"]
@@ -55,6 +56,9 @@ def test_each_link_saves_the_selection(page: Page, address: str, tmp_path: Path)
     cut = page.save("[data-format=folded]", tmp_path).read_text("utf-8").split(" ")[0]
     assert cut == "uvicorn.server.Server.serve;shop.app.search;shop.ranking.rank"
     assert page.save("[data-baseline]", tmp_path).name == "baseline.pprof"
+    page.open(f"{address}#view=source&{RANK}")
+    cut = page.save("[data-format=folded]", tmp_path).read_text("utf-8")
+    assert cut == "shop.ranking.rank 80000000000\nshop.ranking.rank;shop.ranking.trigrams 120000000000\n"
 
 
 # Names, and own and total time in ns to the digits that are shown.

@@ -39,9 +39,15 @@ def test_folded_stacks_are_one_line_each_whatever_the_names() -> None:
 def test_speedscope_has_each_stack_and_its_weight() -> None:
     document = json.loads(speedscope(STACKS, FUNCTIONS, "cpu", "nanoseconds"))
     (profile,) = document["profiles"]
-    assert [frame["name"] for frame in document["shared"]["frames"]] == [each.name for each in FUNCTIONS]
+    places = [(frame["name"], frame["file"], frame["line"]) for frame in document["shared"]["frames"]]
+    assert places == [(FUNCTIONS[0].name, "/srv/main.py", 3), (FUNCTIONS[1].name, "<frozen>", 7)]  # of 7 and 8
     assert (profile["samples"], profile["weights"]) == ([[0, 1], [0, 1], [0], []], [5, 2, 1, 4])
     assert (profile["unit"], profile["endValue"]) == ("nanoseconds", 12)
+
+
+def test_a_frame_of_speedscope_has_no_line_that_is_not_known() -> None:
+    document = json.loads(speedscope(weighted((5, (0, 0))), FUNCTIONS, "cpu", "nanoseconds"))
+    assert document["shared"]["frames"] == [{"name": FUNCTIONS[0].name, "file": FUNCTIONS[0].file}]
 
 
 def test_speedscope_has_the_functions_of_its_stacks_alone() -> None:
