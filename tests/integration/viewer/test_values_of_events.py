@@ -1,0 +1,116 @@
+"""A recording of a real process with all kinds of events: each value of the page is that of `report` and of pprof."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Page
+from command_line import ROOT, run_collector, splunk_profiler
+from pprof_tool import run_pprof
+from target_process import TESTS
+from viewer_page import IN_BROWSER, act, shown, shown_on
+
+pytestmark = [
+    *IN_BROWSER,
+    pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="memory needs the native walker"),
+]
+SETTINGS = {
+    "SPLUNK_PROFILER_ENABLED": "true",
+    "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+    "SPLUNK_PROFILER_CALL_STACK_INTERVAL": "10",
+    "SPLUNK_PROFILER_MAX_OVERHEAD": "off",
+    "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000",
+    "SPLUNK_PROFILER_MEMORY_ENABLED": "true",
+    "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "10000",
+    "SPLUNK_PROFILER_EXCEPTIONS_ENABLED": "true",
+    "SPLUNK_PROFILER_EXCEPTIONS_INTERVAL": "1",
+    "SPLUNK_PROFILER_LOOP_BLOCKED_MS": "20",
+}
+OF_TIME = ["cpu", "wall", "samples", "collections", "gc", "tasks", "task_wait", "loop_blocks", "loop_blocked"]
+OF_LOCKS, OF_EXCEPTIONS = ["lock_waiters", "lock_delay"], ["exceptions"] * (sys.version_info >= (3, 12))
+OF_MEMORY, IN_USE = ["alloc_samples", "alloc_space"], ["inuse_space", "inuse_objects"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what a collector has received of a process with all kinds of events."""
+    directory = tmp_path_factory.mktemp("events")
+    with run_collector(directory) as collector:
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
+        program = TESTS / "targets" / "all_events.py"
+        ended = splunk_profiler("run", "--", sys.executable, program, "4", env={**SETTINGS, **endpoint})
+        assert ended.returncode == 0, ended.stderr
+        collector.end()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def totals(page: Page, recorded: Path) -> Iterator[dict[str, int]]:
+    """Return the totals of all values of the menu, each chosen in it."""
+    found = {}
+    with shown_on(page, recorded) as address:
+        page.open(address)
+        for name in page.value("overview.values.map(({ name }) => name)"):
+            act(page, f"byId('value').value = '{name}'; byId('value').dispatchEvent(new Event('change'))")
+            found[name] = page.value("graph.frames[0].total")
+            assert page.value(f"amount({found[name]}, unit())") == shown(page, "#total")
+            assert (
+                sum(page.value("timeline.series.map(([, weights]) => weights.reduce((one, other) => one + other))")) > 0
+            )
+        yield found
+
+
+def test_the_menu_has_all_values(totals: dict[str, int]) -> None:
+    assert {name for name, total in totals.items() if total} == {
+        *(*OF_TIME, *OF_LOCKS, *OF_EXCEPTIONS, *OF_MEMORY, *IN_USE)
+    }
+
+
+def test_totals_of_all_values_are_those_of_the_report(totals: dict[str, int], recorded: Path) -> None:
+    data: Any = json.loads(splunk_profiler("report", recorded, "--json").stdout)
+    profiles, lines = data["profiles"], data["memory"]["lines"]
+    expected = {
+        "cpu": profiles["cpu_ns"],
+        "wall": profiles["wall_ns"],
+        "samples": profiles["samples"],
+        "task_wait": sum(each["wait_ns"] for each in profiles["task_waits"]),
+        "loop_blocks": sum(each["count"] for each in profiles["loop_blocks"]),
+        "loop_blocked": sum(each["blocked_ns"] for each in profiles["loop_blocks"]),
+        "lock_delay": sum(each["delay_ns"] for each in profiles["lock_holds"]),
+        "alloc_space": sum(each["allocated_bytes"] for each in lines),
+        "inuse_space": sum(each["in_use_bytes"] for each in lines),
+    }
+    if OF_EXCEPTIONS:
+        expected["exceptions"] = sum(each["count"] for each in profiles["exceptions"])
+    assert {name: totals[name] for name in expected} == expected
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+def test_totals_of_all_values_are_those_of_pprofs_own_tool(
+    totals: dict[str, int], recorded: Path, tmp_path: Path
+) -> None:
+    shutil.copy(recorded / "logs.jsonl", tmp_path)
+    subprocess.run(
+        [sys.executable, ROOT / "examples" / "extract_profiles.py", tmp_path], check=True, capture_output=True
+    )
+    files = {
+        suffix: sorted(path.name for path in tmp_path.glob(f"*{suffix}"))
+        for suffix in ("[0-9].pprof", "-allocation.pprof")
+    }
+    for name in totals.keys() - {*IN_USE}:  # of these the page has the last profile of each process
+        of_it = files["-allocation.pprof" if name in OF_MEMORY else "[0-9].pprof"]
+        unit = "B" if name == "alloc_space" else "ns"
+        printed = run_pprof(
+            tmp_path, "-top", f"-unit={unit}", "-nodecount=0", "-nodefraction=0", f"-sample_index={name}", *of_it
+        )
+        (whole,) = re.findall(r" of (\d+)\w* total$", printed, re.M)
+        assert int(whole) == totals[name], name
