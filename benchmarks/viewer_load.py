@@ -278,6 +278,7 @@ def sql_times(recording: Recording, directory: Path, rounds: int) -> Iterator[tu
     try:
         import duckdb  # noqa: PLC0415  # only to compare with
     except ModuleNotFoundError:
+        print("DuckDB is not installed: it is not compared with", file=sys.stderr)
         return
     path = directory / "rows.duckdb"
     with duckdb.connect(str(path)) as other:
