@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from splunk_profiler.config import environment
-from splunk_profiler.config.settings import SETTINGS
 from splunk_profiler.exporter_process import TITLE
 from splunk_profiler.exporter_process.__main__ import VARIABLE
 from splunk_profiler.system.printable import printable
@@ -30,12 +29,9 @@ _MAX_NAME = 64
 _PROGRAM = Path(__file__).with_name("__main__.py")
 
 # What the exporter inherits of the environment. All else stays with the host: it may be secret, or change the
-# interpreter (other PYTHON*, LD_PRELOAD). Names that end in `*` are prefixes.
+# interpreter (other PYTHON*, LD_PRELOAD). Settings come with the stream. Names that end in `*` are prefixes.
 INHERITED_VARIABLES: Mapping[str, str] = {
-    "SPLUNK_PROFILER_*": "our settings, but those that are secret",
-    "SPLUNK_SNAPSHOT_*": "our settings",
     "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "detectors of the resource; all else of OTEL_* comes with the stream",
-    "DD_TAGS": "tags of profiles for a Datadog agent",
     "GRPC_*": "gRPC's own settings: DNS, roots, logging",
     "http_proxy": "the way to the endpoint, for gRPC and HTTP",
     "https_proxy": "the same",
@@ -65,7 +61,6 @@ _PATHS = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "TMPDIR"),
     *("LD_LIBRARY_PATH", "PATH", "PYTHONHOME"),
 )
-_SECRETS = [setting.name for setting in SETTINGS if setting.is_secret]  # they come with the stream
 _UPPERCASE_TOO = "_proxy"
 # A credential provider, which is code of the user's, may need any variable of its cloud (AWS_*, GOOGLE_*). With one of
 # these the exporter inherits all but what changes the interpreter, and the resource of one host.
@@ -76,7 +71,11 @@ _CONNECTION_VARIABLES = (
     *("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy", "no_grpc_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", *_PROVIDERS),
 )
-_NEVER_INHERITED = ("PYTHON", "LD_PRELOAD", "LD_AUDIT", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
+# Prefixes. Of ours one is the secret of the tree, and the others come with the stream.
+_NEVER_INHERITED = (
+    *("PYTHON", "LD_PRELOAD", "LD_AUDIT", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"),
+    *("SPLUNK_PROFILER_", "SPLUNK_SNAPSHOT_"),
+)
 _FORKED_ONLY = 0x40  # PF_FORKNOEXEC in the flags of /proc/PID/stat
 _RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
@@ -305,10 +304,9 @@ def _known_name(name: str) -> str:
 
 def _is_inherited(name: str) -> bool:
     known = _known_name(name)
-    is_named = known in INHERITED_VARIABLES or any(
+    return known in INHERITED_VARIABLES or any(
         pattern.endswith("*") and known.startswith(pattern[:-1]) for pattern in INHERITED_VARIABLES
     )
-    return is_named and known not in _SECRETS
 
 
 def _absolute_path() -> Iterator[str]:

@@ -51,6 +51,7 @@ def profiling_settings(receiver_url: str, interval_ms: int = 5, walker: str = "a
     return {
         "SPLUNK_PROFILER_ENABLED": "true",
         "SPLUNK_PROFILER_LOGS_ENDPOINT": receiver_url,
+        "LC_RECEIVER": receiver_url,  # exporters inherit it, and are found by it
         "SPLUNK_PROFILER_CALL_STACK_INTERVAL": str(interval_ms),
         "SPLUNK_PROFILER_EXPORT_INTERVAL": "50",
         "SPLUNK_PROFILER_WALKER": walker,

@@ -3,7 +3,7 @@
 A stream of lines. ``pid`` is answered with the exporter's process id and that of the host, ``env NAME`` with a
 variable, ``prefix`` with the place of its Python, ``count`` with the number of bytes so far, ``raise`` by an exception,
 ``slow`` has it never be done, ``linger`` starts a thread that never ends; other lines come back. With the variable
-SPLUNK_PROFILER_ECHO_FOLDER it writes, at the end, what it got to the file PID.
+LC_ECHO_FOLDER it writes, at the end, what it got to the file PID.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EchoSession:
         return nullcontext()
 
     def close(self) -> None:
-        folder = os.environ.get("SPLUNK_PROFILER_ECHO_FOLDER")
+        folder = os.environ.get("LC_ECHO_FOLDER")
         if folder:
             whole = Path(folder, f"{self._pid}.part")
             whole.write_bytes(b"\n".join(self._lines))

@@ -194,7 +194,7 @@ def _hosting(folder: Path) -> Iterator[tuple[Target, int, int]]:
     """Run an application that is connected to an exporter of `EchoSession`; yield both process ids as well."""
     env = {
         "SPLUNK_PROFILER_OUTPUT": f"stream:{folder / 'streams'}",  # the profiler itself starts no exporter
-        "SPLUNK_PROFILER_ECHO_FOLDER": str(folder / "noted"),
+        "LC_ECHO_FOLDER": str(folder / "noted"),
     }
     (folder / "noted").mkdir()
     words = [*COMMAND, "run", "--", sys.executable, str(TESTS / "targets" / "exporter_host.py"), "serve"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from target_process import TESTS
+from target_process import TESTS, TREE
 
 pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import (
@@ -211,12 +211,12 @@ def test_exporter_says_in_ps_what_it_is_and_for_whom(connection: ExporterConnect
 
 
 def test_exporter_gets_the_variables_it_needs_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DD_TAGS", "ü")
-    others = {"DATABASE_PASSWORD", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_SERVICE_NAME"}
+    monkeypatch.setenv("LC_TESTED", "ü")
+    others = {"DATABASE_PASSWORD", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_SERVICE_NAME", "DD_TAGS", TREE}
     for name in others:
         monkeypatch.setenv(name, "secret")
     with connected() as connection:
-        assert ask(connection, b"env DD_TAGS").decode() == "ü"
+        assert ask(connection, b"env LC_TESTED").decode() == "ü"
         names = {
             line.partition("=")[0] for line in read_proc_file(f"/proc/{exporter_pid(connection)}/environ").split("\0")
         }

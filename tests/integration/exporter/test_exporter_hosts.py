@@ -23,7 +23,7 @@ _PROGRAM = [sys.executable, str(TESTS / "targets" / "exporter_host.py")]
 @contextmanager
 def _hosting(scenario: str, folder: Path | None = None, before: list[str] | None = None) -> Iterator[Target]:
     """Run a scenario; the exporters that it names or has started end with it."""
-    env = {} if folder is None else {"SPLUNK_PROFILER_ECHO_FOLDER": str(folder)}
+    env = {} if folder is None else {"LC_ECHO_FOLDER": str(folder)}
     with Target(*(before or []), *_PROGRAM, scenario, env=env) as host:
         yield host
     named = [int(pid) for pid in re.findall(r"^exporter (\d+)$", host.output, re.MULTILINE)]

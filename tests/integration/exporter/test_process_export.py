@@ -91,7 +91,7 @@ def test_output_whose_program_cannot_be_executed_has_no_exporter(mode: int | Non
 
 
 def test_output_of_a_too_large_environment_has_no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPLUNK_PROFILER_OUTPUT", "x" * _MAX_VARIABLE_BYTES)
+    monkeypatch.setenv("LC_ALL", "x" * _MAX_VARIABLE_BYTES)
     _assert_has_no_exporter(find_interpreter(), "Argument list too long")
 
 

@@ -24,6 +24,7 @@ from splunk_profiler.exporter_process.launch import (
 )
 
 LAUNCHER = Launcher(find_interpreter())
+_OWN = ("SPLUNK_PROFILER_LOGS_HEADERS", "SPLUNK_PROFILER_TREE", "SPLUNK_SNAPSHOT_PROFILER_ENABLED", "DD_TAGS")
 _PROVIDER = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_{}CREDENTIAL_PROVIDER"
 NAME = f"python{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
 
@@ -115,10 +116,7 @@ def test_frozen_application_has_no_interpreter(monkeypatch: pytest.MonkeyPatch) 
 
 def test_environment_has_what_export_needs_and_nothing_else() -> None:
     needed = {
-        "SPLUNK_PROFILER_LOGS_ENDPOINT": "1",
-        "SPLUNK_SNAPSHOT_PROFILER_ENABLED": "1",
         "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "1",
-        "DD_TAGS": "1",
         "HTTPS_PROXY": "1",
         "https_proxy": "1",
         "no_proxy": "1",
@@ -130,7 +128,7 @@ def test_environment_has_what_export_needs_and_nothing_else() -> None:
         **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "DD_API_KEY", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP"), "1"),
         **dict.fromkeys(("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"), "1"),  # of one host; an exporter has several
         **dict.fromkeys(("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"), "1"),
-        "SPLUNK_PROFILER_LOGS_HEADERS": "1",
+        **dict.fromkeys(_OWN, "1"),
         **dict.fromkeys(("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_JAEGER_PASSWORD"), "1"),
         **dict.fromkeys(("SPLUNK_ACCESS_TOKEN", "path", "dd_tags", "LANGUAGE", "MY_PROXY_PASSWORD", "my_proxy"), "1"),
     }
@@ -159,7 +157,7 @@ def test_environment_for_a_credential_provider_is_the_hosts(kind: str) -> None:
     name = _PROVIDER.format(kind)
     needed = {name: "cloud", "AWS_SECRET_ACCESS_KEY": "1", "GOOGLE_APPLICATION_CREDENTIALS": "1"}
     interpreter = ("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONSTARTUP")
-    other = dict.fromkeys((*interpreter, "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"), "1")
+    other = dict.fromkeys((*interpreter, *_OWN[:-1], "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"), "1")
     made = _environment({**needed, **other})
     assert made.keys() - {VARIABLE, *ALLOCATION} == needed.keys()
     assert json.loads(made[VARIABLE])["leaves_directory"] is False
