@@ -269,6 +269,13 @@ def execution_random() -> bytes:
     Forked children have the same ones. The C library makes its stack protection of them: keep them secret.
     """
 
+def show_in_maps(text: str, /) -> None:
+    """Show a text of up to 249 bytes in ``/proc/self/maps``, as a file's name, in place of the last one.
+
+    Raises:
+        OSError: the kernel refuses, or the text is too long.
+    """
+
 class OwnedSocket:
     """A local stream socket, which no call of ours touches once its descriptor is closed or another file's.
 

@@ -273,6 +273,31 @@ static PyObject *spawn_exporter(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* A file in memory is mapped under the text as its name: the doctor reads the list of mappings, and nothing else of us. */
+static PyObject *show_in_maps(PyObject *Py_UNUSED(module), PyObject *text)
+{
+    static void *shown = MAP_FAILED;
+    const char *name = PyUnicode_AsUTF8(text);
+    if (name == NULL) {
+        return NULL;
+    }
+    const int file = memfd_create(name, MFD_CLOEXEC);
+    void *mapping = file < 0 ? MAP_FAILED : mmap(NULL, 1, PROT_NONE, MAP_PRIVATE, file, 0);
+    const int error = errno;
+    if (file >= 0) {
+        (void)close(file);
+    }
+    if (mapping == MAP_FAILED) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    if (shown != MAP_FAILED) {
+        (void)munmap(shown, 1);
+    }
+    shown = mapping;
+    Py_RETURN_NONE;
+}
+
 PyMethodDef spawn_methods[] = {
     {"spawn_exporter", spawn_exporter, METH_VARARGS,
      "spawn_exporter($module, arguments, environment, listener, /)\n--\n\nStart a program that is not our child."},
@@ -280,5 +305,7 @@ PyMethodDef spawn_methods[] = {
      "adopts_orphans($module, /)\n--\n\nReturn True if orphans become children of this process."},
     {"execution_random", execution_random, METH_NOARGS,
      "execution_random($module, /)\n--\n\nReturn what the kernel has drawn for the execution of this program."},
+    {"show_in_maps", show_in_maps, METH_O,
+     "show_in_maps($module, text, /)\n--\n\nShow a text in /proc/self/maps, in place of the last one."},
     {NULL},
 };

@@ -122,8 +122,8 @@ def check_second_profiler(resolved: Resolved) -> Iterator[Finding]:
         yield warning("second profiler", fact, remedy)
 
 
-def check_interpreter(resolved: Resolved) -> Iterator[Finding]:
-    """Check this Python and its packages."""
+def check_interpreter(resolved: Resolved, *, of_another: bool) -> Iterator[Finding]:
+    """Check this Python and its packages, for a process started from here or for another one that runs."""
     from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
     from splunk_profiler.otel.spans import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
 
@@ -148,7 +148,7 @@ def check_interpreter(resolved: Resolved) -> Iterator[Finding]:
         fact = f"portable: {choice.reason}; it costs more, and may miss spans in copied contexts (asyncio.to_thread)"
         is_wanted = resolved.config.walker == "portable"
         yield warning("walker", fact, "" if is_wanted else REBUILD)
-    if choice.name != "none":
+    if choice.name != "none" and not of_another:  # which knows it, and is asked
         yield _exporter_finding(resolved.config, is_native=choice.name == "native")
     if context_variable() is None:
         fact = "OTEL_PYTHON_CONTEXT replaces the context that spans are read from: they are found approximately"
@@ -156,18 +156,18 @@ def check_interpreter(resolved: Resolved) -> Iterator[Finding]:
 
 
 def _exporter_finding(config: Config, *, is_native: bool) -> Finding:
-    """Say where samples are made of captures, and why there."""
+    """Say where a service that is started from here has its samples made of captures, and why there."""
     from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter  # noqa: PLC0415  # as above
 
     try:
         interpreter = choose_interpreter(config.exporter, is_native=is_native)
     except LaunchError as error:
-        fact = f"threads of the service make records and send them: {error}"
+        fact = f"threads of a service started from here make records and send them: {error}"
         return note("exporter", fact) if config.exporter != "process" else warning("exporter", fact)
     passed_over = "".join(f"; {each}" for each in interpreter.rejected)
     return good(
         "exporter",
-        "a process beside the service makes records and sends them,"
+        "a process beside a service started from here makes records and sends them,"
         f" run by {interpreter.path} ({interpreter.origin}{passed_over})",
     )
 

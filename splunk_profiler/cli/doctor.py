@@ -74,7 +74,7 @@ def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
         resolved, sections, status = _examine_process(pid, resolved)
     if resolved is not None:
         uid = os.geteuid() if pid is None else user_of(pid)
-        sections |= _examine_settings(resolved, env or {}, uid, sends=not no_export)
+        sections |= _examine_settings(resolved, env or {}, uid, sends=not no_export, of_another=pid is not None)
         if not isinstance(resolved.destination, NoDestination):
             _downgrade_failed_probes(sections, resolved, pid, status)
     failures = _select(sections, Verdict.FAILURE)
@@ -112,7 +112,9 @@ def _examine_process(
     return resolved, sections, status
 
 
-def _examine_settings(resolved: Resolved, env: Mapping[str, str], uid: int, *, sends: bool) -> dict[str, list[Finding]]:
+def _examine_settings(
+    resolved: Resolved, env: Mapping[str, str], uid: int, *, sends: bool, of_another: bool
+) -> dict[str, list[Finding]]:
     """Return the sections on the settings of a process of `uid`; `sends` a test record."""
     sections = {
         "Switch": [
@@ -120,7 +122,7 @@ def _examine_settings(resolved: Resolved, env: Mapping[str, str], uid: int, *, s
             *checks.check_activation(env),
             *checks.check_second_profiler(resolved),
         ],
-        "Interpreter": [*checks.check_interpreter(resolved)],
+        "Interpreter": [*checks.check_interpreter(resolved, of_another=of_another)],
         "Samples": [
             *checks.check_filters(resolved.config),
             *checks.check_events(resolved.config),

@@ -18,8 +18,10 @@ from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.unix_peers import UnixSocket, unix_peers
 from splunk_profiler.config import Resolved
 from splunk_profiler.exporter_process import TITLE
+from splunk_profiler.exporter_process.launch import THREADS_NOTE
 from splunk_profiler.system.threads import NAME_PREFIX, read_proc_file
 
+_WALKER = "/splunk_profiler/_walker"
 _ESTABLISHED = "01"
 _MAX_COMM_LENGTH = 15  # the kernel's limit for the name of a thread
 
@@ -125,7 +127,7 @@ def check_process(pid: int, target: str, exporter_pid: int | None, *, needs_walk
         fact = "an exporter process runs here, and the kernel does not say whether it serves this process"
         yield note("exporter", fact, "ask as root in the network namespace of the process")
         return
-    yield _exporter_finding(exporter_pid, has_grpc="/cygrpc" in maps, needs_grpc=bool(target))
+    yield _exporter_finding(exporter_pid, maps, needs_grpc=bool(target))
     if not target:
         return
     port = int(target.rpartition(":")[2])
@@ -140,7 +142,7 @@ def _find_profiler(pid: int) -> str:
     """Return what is seen of the profiler in process `pid`; empty if nothing is."""
     if threads := _find_threads(pid):
         return f"its threads run ({', '.join(threads)})"
-    if "/splunk_profiler/_walker" in read_proc_file(_root_of(pid) / "maps"):
+    if _WALKER in read_proc_file(_root_of(pid) / "maps"):
         return "its native walker is loaded, so it was started"
     return ""
 
@@ -162,16 +164,25 @@ def _find_threads(pid: int) -> list[str]:
     return sorted(name for name in names if name.startswith(NAME_PREFIX[:_MAX_COMM_LENGTH]))
 
 
-def _exporter_finding(exporter_pid: int | None, *, has_grpc: bool, needs_grpc: bool) -> Finding:
+def _exporter_finding(exporter_pid: int | None, maps: str, *, needs_grpc: bool) -> Finding:
     if exporter_pid is not None:
         return good("exporter", f"process {exporter_pid} makes records and sends them")
-    fact = "no exporter process is connected to it"
+    fact, reason = "no exporter process is connected to it", _why_threads_export(maps)
+    has_grpc = "/cygrpc" in maps
     if needs_grpc and not has_grpc:
         return warning("exporter", f"{fact}, and no gRPC is in it: it has not sent anything yet")
-    if has_grpc:
-        fact = f"{fact}: threads of its own make records and send them"
+    if has_grpc or reason:
+        fact = f"{fact}: threads of its own make records and send them{reason and f': {reason}'}"
         return good("exporter", fact, "what becomes of these says the log of the process (logger splunk_profiler)")
     return note("exporter", f"{fact}: threads of its own make records, or it has not sent anything yet")
+
+
+def _why_threads_export(maps: str) -> str:
+    """Return the reason that the process itself has noted; empty if it has not."""
+    noted = re.search(rf"/memfd:{re.escape(THREADS_NOTE)}(.*?)( \(deleted\))?$", maps, re.MULTILINE)
+    if noted:
+        return noted[1]
+    return "" if _WALKER in maps else "the portable walker is in use"
 
 
 def _find_exporters() -> list[Path]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FACTORY = "splunk_profiler.exporter_process.session:make_session"
 _MAX_NAME = 64
+THREADS_NOTE = "splunk-profiler, threads export: "  # and the reason, in the list of the process's mappings
+_MAX_NOTE_BYTES = 249  # the kernel's limit
 _PROGRAM = Path(__file__).with_name("__main__.py")
 
 # What the exporter inherits of the environment. All else stays with the host: it may be secret, or change the
@@ -212,6 +214,15 @@ def choose_interpreter(choice: str, *, is_native: bool) -> Interpreter:
     if not _PROGRAM.is_file():
         raise LaunchError(f"{_PROGRAM} is no file that Python can run")
     return find_interpreter()
+
+
+def note_obstacle(reason: str) -> None:
+    """Show `doctor --pid` why threads of this process export. Where the walker is missing, that is the reason."""
+    with suppress(ImportError, OSError):
+        from splunk_profiler._walker import show_in_maps  # noqa: PLC0415  # missing on some systems
+
+        note = printable(THREADS_NOTE + reason).encode("utf-8", "replace")[:_MAX_NOTE_BYTES]
+        show_in_maps(note.decode("utf-8", "ignore"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from splunk_profiler.config.parsers import StreamDirectory
 from splunk_profiler.export import destinations
 from splunk_profiler.export.stream_file import StreamFile
 from splunk_profiler.export.stream_output import StreamOutput
-from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter
+from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter, note_obstacle
 from splunk_profiler.lifecycle.process_export import ProcessExport
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
@@ -214,6 +214,7 @@ class Sampling:
         try:
             return ProcessExport.new(choose_interpreter(config.exporter, is_native=self.is_native))
         except LaunchError as error:
+            note_obstacle(str(error))
             if config.exporter != "thread":
                 level = logging.WARNING if config.exporter == "process" else logging.INFO
                 logger.log(level, "records are made and exported by threads of this process: %s", error)
@@ -304,6 +305,7 @@ class Sampling:
             self._output_guard.note(error)
             return
         previous.stop(0)
+        note_obstacle(reason)
         if type(output) is not StreamOutput:
             logger.warning("records are made and exported by threads of this process: %s", reason)
         self._start_stream()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 
 import pytest
-from target_process import TESTS, environment
+from command_line import splunk_profiler
+from receiver_process import Receiver
+from target_process import TESTS, Target, environment, profiling_settings
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import connected, exporter_pid, new_connection, wait_for_end
+from exporter_processes import connected, exporter_pid, find_exporters, new_connection, wait_for_end
 
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.process_checks import check_process, find_exporter
@@ -88,3 +91,48 @@ def test_threads_that_export_are_said_where_no_exporter_is_connected() -> None:
     fact = "no exporter process is connected to it: threads of its own make records and send them"
     remedy = "what becomes of these says the log of the process (logger splunk_profiler)"
     assert _exporter_finding(_ADDRESS) == Finding(Verdict.GOOD, "exporter", fact, remedy)
+
+
+def _facts_on_exporter(*options: str, env: dict[str, str] | None = None) -> dict[str, str]:
+    """Return what the doctor says of it, by section."""
+    answer = json.loads(splunk_profiler("doctor", "--no-export", "--json", *options, env=env).stdout)
+    return {each["section"]: each["fact"] for each in answer["findings"] if each["subject"] == "exporter"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "settings", "reason"),
+    [
+        ("subreaper", {}, "this process adopts orphans"),
+        ("frozen", {}, "the application is frozen"),
+        ("no exec", {}, "[Errno 1] Operation not permitted"),  # known after a start only
+        ("", {"SPLUNK_PROFILER_EXPORTER": "thread"}, "SPLUNK_PROFILER_EXPORTER=thread"),
+        ("", {"SPLUNK_PROFILER_WALKER": "portable"}, "the portable walker is in use"),
+    ],
+)
+def test_service_whose_threads_export_says_why(condition: str, settings: dict[str, str], reason: str) -> None:
+    with Receiver() as receiver:
+        env = {**profiling_settings(receiver.url, 10), **settings}
+        with Target("exported_service.py", condition, env=env) as target:
+            receiver.record()
+            facts = _facts_on_exporter("--pid", str(target.pid))
+            target.tell("stop")
+            assert target.finish() == 0, target.output
+    assert facts.keys() == {"Process"}
+    assert f"threads of its own make records and send them: {reason}" in facts["Process"]
+
+
+def test_exporter_of_a_service_is_not_guessed_from_the_doctors_own_process() -> None:
+    with Receiver() as receiver, Target("exported_service.py", env=profiling_settings(receiver.url, 10)) as target:
+        receiver.record()
+        (exporter,) = find_exporters(target.pid)
+        facts = _facts_on_exporter("--pid", str(target.pid))
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+    assert facts == {"Process": f"process {exporter} makes records and sends them"}
+
+
+def test_doctor_without_a_process_speaks_of_services_of_its_environment() -> None:
+    facts = _facts_on_exporter(env={"SPLUNK_PROFILER_ENABLED": "true"})
+    assert facts["Interpreter"].startswith("a process beside a service started from here makes records")
+    facts = _facts_on_exporter(env={"SPLUNK_PROFILER_ENABLED": "true", "SPLUNK_PROFILER_EXPORTER": "thread"})
+    assert facts["Interpreter"].startswith("threads of a service started from here make records and send them: SPLUNK")
