@@ -9,7 +9,7 @@ import pytest
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
 
-_PERCENT = 10
+_PERCENT, _SMALL_PERCENT = 10, 5
 _THREADS, _DEPTH = "40", "20"
 _SLACK_NS = 200_000_000  # some may be saved, or follow from what was captured earlier
 
@@ -68,6 +68,26 @@ def test_limit_holds_where_threads_of_the_process_export() -> None:
         Target("deep_stacks.py", "8", "40", env=profiling_settings(receiver.url, 1, **settings)) as target,
     ):
         stretched_ms = _stretched_ms(target)
+        receiver.record(lambda record: _period_ms(record) >= stretched_ms)
+        target.close_stdin()
+        assert target.finish() == 0, target.output
+
+
+def test_limit_counts_an_exporter_process_that_alone_goes_beyond_it() -> None:
+    settings = {
+        "SPLUNK_PROFILER_MAX_OVERHEAD": str(_SMALL_PERCENT),
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",  # in the exporter process
+        "OTEL_SERVICE_NAME": "limited",
+    }
+    with (
+        Receiver() as receiver,
+        Target("deep_stacks.py", "8", "40", env=profiling_settings(receiver.url, 2, **settings)) as target,
+    ):
+        begun = _used(target, "used", 0)
+        stretched_ms = _stretched_ms(target)
+        assert stretched_ms > 2
+        found = _used(target, "used", 1)
+        assert found["cpu_ns"] - begun["cpu_ns"] < (found["wall_ns"] - begun["wall_ns"]) * _SMALL_PERCENT / 100
         receiver.record(lambda record: _period_ms(record) >= stretched_ms)
         target.close_stdin()
         assert target.finish() == 0, target.output
