@@ -9,11 +9,13 @@ import itertools
 import json
 import re
 import signal
+import socket
 import sys
 import threading
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from loop_judge import Answer, Key
 from target_process import Target
@@ -75,6 +77,13 @@ class HostAgentProcess(Target):
     def events(self) -> list[dict[str, Any]]:
         """Return all its events; call it after the end."""
         return [json.loads(line) for line in self.final_output().splitlines()]
+
+
+def accepts(url: str) -> bool:
+    """Return True if a server takes connections there."""
+    address = urlsplit(url)
+    with socket.socket() as client:
+        return client.connect_ex((address.hostname, address.port)) == 0
 
 
 class Load:

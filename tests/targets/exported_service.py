@@ -1,11 +1,12 @@
 """A service whose captures go to an exporter process: ``exported_service.py [CONDITION]``, or a change at the start.
 
 Works in spans until a line ``stop``, after ``ready``. A line ``modules`` is answered with the modules that are loaded
-and only an exporter needs, the names of the profiler's threads, and that of the thread that has imported gRPC, as JSON;
-``wait`` with how many children `os.wait` finds, the only one and those that it leaves. ``refused N`` waits until the
-connection to the exporter has refused N further pieces of the stream. After ``full`` no thread can be started, until
-``room``. After ``no process`` no process can be; after ``no program`` none is in reach; after ``another user`` it is
-nobody's. After ``daemon`` it is another process, without the descriptors that it knows nothing of.
+and only an exporter needs, the names of the profiler's threads, and that of the thread that has imported gRPC, as
+JSON; ``wait`` with how many children `os.wait` finds, the only one and those that it leaves. ``refused N`` waits
+until the connection to the exporter has refused N further pieces of the stream. After ``full`` no thread can be
+started, until ``room``. After ``no process`` no process can be; after ``no program`` none is in reach; after
+``another user`` it is nobody's. After ``daemon`` it is another process, without the descriptors that it knows nothing
+of.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import os
 import random
 import resource
+import struct
 import sys
 import tempfile
 import threading
@@ -46,6 +48,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 BUSY = [[""], ["frozen"], ["no exec"], ["no interpreter"], ["subreaper"]]
 _HUGE_STACK = 1 << 60
 _NOBODY = 65534
+_UNUSED_USER = 100_000
+_CAPABILITIES_VERSION, _CAP_DAC_OVERRIDE = 0x20080522, 1
 _DEPTH, _DESCENDING = 500, 8
 # Waits at the end of a stack that no other call has: `turns` has a bit for each of its lines. The names are short: a
 # text of all its lines is made for each sample.
@@ -177,6 +181,18 @@ def leave_no_room() -> None:
         os.setuid(_NOBODY)  # the limit does not hold for root
 
 
+def start_without_room() -> None:
+    """Start the profiler as a user who has reached the limit on processes, which does not hold for root."""
+    os.setresuid(_UNUSED_USER, 0, 0)  # keeps root's access to files
+    kept = 1 << _CAP_DAC_OVERRIDE
+    header, data = struct.pack("Ii", _CAPABILITIES_VERSION, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)
+    assert ctypes.CDLL(None).capset(header, data) == 0
+    limits = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, limits[1]))
+    assert not splunk_profiler.start()
+    resource.setrlimit(resource.RLIMIT_NPROC, limits)
+
+
 def become_nobody() -> None:
     os.setgroups([])
     os.setgid(_NOBODY)
@@ -252,8 +268,10 @@ CONDITIONS: dict[str, Callable[[], None]] = {
     "crowded": lambda: seccomp.refuse_vfork(errno.EAGAIN),  # as where the limit on processes is reached
     "deep stacks": overflow,
     "frozen": freeze,
+    "informed": lambda: logging.basicConfig(format="%(message)s", level=logging.INFO),
     "no exec": lambda: seccomp.refuse("execve"),
     "no interpreter": hide_interpreter,
+    "no room": start_without_room,
     "no threads there": allow_exporter_no_threads,
     "other interpreter": replace_interpreter,
     "subreaper": become_subreaper,

@@ -11,6 +11,7 @@ from importlib import import_module
 if sys.argv[1] == "gevent":
     import_module("gevent.monkey").patch_all()
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -23,8 +24,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter_processes import ask, exporter_pid, new_connection, send
+from exporter_processes import ask, exporter_pid, new_connection, send, wait_for_end
 from marked_work import say
+from target_process import let_exporter_run
 
 from splunk_profiler._walker import set_after_fork_in_child
 from splunk_profiler.exporter_process.connection import MAX_ANSWER_S
@@ -32,6 +34,7 @@ from splunk_profiler.exporter_process.launch import LaunchError, choose_interpre
 
 _FORKS = 50
 _NOBODY = 65534
+_LONGEST_PAUSE_S = 60.0  # before a start
 _TOKEN = os.urandom(16).hex()
 CONNECTION = new_connection(token=_TOKEN)
 
@@ -75,6 +78,51 @@ def wait_for_children() -> None:
     waited.append(_find_child())
     say("waited", [*waited, process.exitcode, len(deliveries)])
     say("closed", CONNECTION.close(30))
+
+
+def restart_beside_waiting_thread() -> None:
+    """Have a thread wait for any child, again and again, while exporters start."""
+    passed_s = 0.0
+    connection = new_connection(token=_TOKEN, clock=lambda: time.monotonic() + passed_s)
+    seen: list[tuple[int, int]] = []
+    tries, over = 0, threading.Event()
+
+    def wait_often() -> None:
+        nonlocal tries
+        while not over.is_set():
+            tries += 1
+            with contextlib.suppress(ChildProcessError):
+                seen.append(os.wait() if tries % 2 else os.waitpid(-1, 0))
+
+    def restart() -> None:
+        nonlocal passed_s
+        pid = exporter_pid(connection)
+        say("exporter", pid)
+        os.kill(pid, signal.SIGKILL)
+        wait_for_end(pid)
+        passed_s += _LONGEST_PAUSE_S
+
+    waiting = threading.Thread(target=wait_often)
+    waiting.start()
+    for _ in range(3):
+        restart()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    restart()  # now the thread waits for this child
+    say("exporter", exporter_pid(connection))
+    os.close(writer)
+    while not seen:
+        let_exporter_run()
+    over.set()
+    waiting.join()
+    say("child", child)
+    say("tries", tries)
+    say("seen", seen)
+    say("closed", connection.close(30))
 
 
 def exit_at_once() -> None:
@@ -255,6 +303,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "serve": serve,
     "gevent": serve,
     "wait": wait_for_children,
+    "waiting thread": restart_beside_waiting_thread,
     "exit": exit_at_once,
     "close descriptors": close_descriptors,
     "daemon": become_daemon,

@@ -25,6 +25,7 @@ from target_process import TESTS, Target, profiling_settings
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
 
 _SERVICE = str(TESTS / "targets" / "exported_service.py")
+_AGAIN = "the exporter process ended and was started again"
 _MAX_AGE_NS = 20_000_000_000
 
 
@@ -115,7 +116,7 @@ def test_killed_exporter_is_started_again_and_records_go_on() -> None:
         assert target.json("modules")  # the service goes on
         os.kill(first, signal.SIGKILL)
         wait_for_end(first)
-        target.line("the exporter process ended and was started again")
+        target.line(_AGAIN)
         killed_ns = max(record["time_ns"] for record in receiver.records(1))
         receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > killed_ns)
         assert first not in find_exporters(target.pid)
@@ -288,6 +289,34 @@ def test_service_that_can_start_no_exporter_exports_by_itself() -> None:
         assert found["importers"] == ["splunk-profiler-exporter"]
         target.tell("stop")
         assert target.finish() == 0, target.output
+
+
+def test_service_without_room_for_a_start_goes_on_and_may_start_later() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with Receiver() as receiver, _service(receiver.url, "no room") as target:
+        target.line("an error in starting or stopping the profiler was caught")
+        target.line("RuntimeError: can't start new thread")
+        receiver.record(_is_of_cart)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+
+
+def test_service_of_another_user_than_its_dead_exporter_goes_on() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with _exported() as (receiver, target, first):
+        target.tell("another user")
+        target.line("another user")
+        os.kill(first, signal.SIGKILL)
+        wait_for_end(first)
+        if target.find(f"({_AGAIN}|no records are exported: )") == _AGAIN:  # else it may not read the package
+            killed_ns = time.time_ns()
+            receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > killed_ns)
+        target.tell("modules")
+        assert target.json("modules")  # the service goes on
+        owners = {Path(f"/proc/{pid}").stat().st_uid for pid in find_exporters(target.pid)}
+        assert owners <= {Path(f"/proc/{target.pid}").stat().st_uid}
 
 
 def test_service_that_leaves_all_modules_is_told_that_nothing_is_exported() -> None:

@@ -44,6 +44,15 @@ def test_wait_and_sigchld_of_the_host_never_see_the_exporter() -> None:
         assert host.finish() == 0
 
 
+def test_thread_that_waits_for_any_child_never_sees_an_exporter_start() -> None:
+    with _hosting("waiting thread") as host:
+        assert host.json("seen") == [[host.json("child"), 0]]
+        assert host.json("tries") > 1
+        assert host.json("closed") is True
+        assert host.finish() == 0
+        assert len({*host.lines(5, "exporter")}) == 5
+
+
 def test_reader_of_the_output_does_not_wait_for_the_exporter() -> None:
     with _hosting("exit") as host:
         exporter = host.json("exporter")

@@ -61,8 +61,8 @@ def test_uvicorn_workers_under_run_have_one_exporter() -> None:
 
 @pytest.mark.parametrize(
     ("method", "before"),
-    [("spawn", ()), ("forkserver", ()), ("spawn", _RUN)],
-    ids=["spawn", "forkserver", "spawn, run"],
+    [("fork", ()), ("spawn", ()), ("forkserver", ()), ("spawn", _RUN)],
+    ids=["fork", "spawn", "forkserver", "spawn, run"],
 )
 def test_processes_of_multiprocessing_have_one_exporter(method: str, before: tuple[str, ...]) -> None:
     # Without the launcher, the parent hands its secret on: it starts the profiler before it has other threads.

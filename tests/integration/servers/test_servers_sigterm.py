@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
+from loop_processes import accepts
 from profile_files import wait_until
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
@@ -50,12 +49,6 @@ def _served(url: str) -> int:
     return pids.most_common(1)[0][0]
 
 
-def _accepts(url: str) -> bool:
-    address = urlsplit(url)
-    with socket.socket() as client:
-        return client.connect_ex((address.hostname, address.port)) == 0
-
-
 def _wait_for(receiver: Receiver, pid: int) -> None:
     """Return once there is a sample of that process's requests, which it had to send at its end."""
     mark = f".work_in_span_{_NUMBER:02}("
@@ -80,7 +73,7 @@ def test_workers_of_uvicorn_send_their_last_interval(receiver: Receiver) -> None
     words = ["-m", "uvicorn", "asgi_service:application", "--port", "0", "--workers", "2"]
     with Target(sys.executable, *words, env=_environment(receiver)) as target:
         url = target.find(r"running on (http://[0-9.:]+)")
-        wait_until(lambda: _accepts(url))  # it says so before its workers do
+        wait_until(lambda: accepts(url))  # it says so before its workers do
         pid = _served(url)
         wait_until(lambda: bool(find_exporters(pid)))  # each worker is a program of its own
         (exporter,) = find_exporters(pid)
