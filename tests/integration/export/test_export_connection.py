@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 from pathlib import Path
 
 import pytest
 from certificates import CertificateFiles
+from counting_relay import CountingRelay
 from exporting_process import ExportingProcess
 from free_ports import find_free_ports
 from receiver_process import Receiver
@@ -131,46 +129,10 @@ def test_headers_and_timeout_are_those_of_the_standard_settings() -> None:
         assert headers["tenant"] == "a"
 
 
-class Relay:
-    """Passes one connection on to `receiver` and counts the bytes that the client sends."""
-
-    def __init__(self, receiver: Receiver) -> None:
-        self.sent = 0
-        self._target = receiver.host, receiver.port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        client, _ = self._listener.accept()
-        with client, socket.create_connection(self._target) as server:
-            back = threading.Thread(target=self._pass, args=(server, client))
-            back.start()
-            self.sent = self._pass(client, server)
-            back.join()
-
-    @staticmethod
-    def _pass(source: socket.socket, target: socket.socket) -> int:
-        total = 0
-        with contextlib.suppress(OSError):  # an end that was reset is an end
-            while chunk := source.recv(65536):
-                total += len(chunk)
-                target.sendall(chunk)
-            target.shutdown(socket.SHUT_WR)
-        return total
-
-    def bytes_sent(self) -> int:
-        """Of the whole connection, once both ends have closed it."""
-        self._thread.join()
-        self._listener.close()
-        return self.sent
-
-
 @pytest.mark.parametrize("compression", ["gzip", "none"])
 def test_requests_are_compressed_if_the_standard_setting_says_so(compression: str) -> None:
     with Receiver() as receiver:
-        relay = Relay(receiver)
+        relay = CountingRelay(receiver)
         settings = {"SPLUNK_PROFILER_LOGS_ENDPOINT": relay.url, "OTEL_EXPORTER_OTLP_COMPRESSION": compression}
         with ExportingProcess(settings) as exporter:
             exporter.ask("record 200 40")

@@ -1,0 +1,77 @@
+"""Settings of the connection, and lines on deliveries, in a real service: by an exporter process, and by threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import pytest
+from answering_server import AnsweringServer, http_response
+from counting_relay import CountingRelay
+from receiver_process import Receiver
+from target_process import Target, profiling_settings
+
+_NOT_DELIVERED = "profiling records are not delivered: "
+_DELIVERED_AGAIN = "profiling records are delivered again; "
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built"),
+    pytest.mark.parametrize("exporter", ["process", "thread"]),
+]
+
+
+def _service(url: str, exporter: str, **settings: str) -> Target:
+    env = profiling_settings(url, 10, SPLUNK_PROFILER_EXPORTER=exporter, **settings)
+    return Target("exported_service.py", "informed", env=env)
+
+
+def _stop(target: Target) -> None:
+    target.tell("stop")
+    assert target.finish() == 0, target.output
+
+
+@pytest.mark.parametrize("compression", ["gzip", "none"])
+def test_records_are_compressed_as_the_setting_for_logs_says(compression: str, exporter: str) -> None:
+    settings = {
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "none" if compression == "gzip" else "gzip",
+        "OTEL_EXPORTER_OTLP_LOGS_COMPRESSION": compression,
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "500",
+    }
+    with Receiver() as receiver:
+        relay = CountingRelay(receiver)
+        with _service(relay.url, exporter, **settings) as target:
+            receiver.records(200)
+            _stop(target)
+        sent = relay.bytes_sent()
+        receiver.catch_up()
+        size = sum(export["size"] for export in receiver.exports())
+    assert (sent < size / 2) is (compression == "gzip")
+
+
+def test_export_without_an_answer_ends_at_the_timeout_for_logs(exporter: str) -> None:
+    settings = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600", "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT": "0.5"}
+    with Receiver(mode="hang") as receiver, _service(receiver.url, exporter, **settings) as target:
+        assert "no answer within 0.5 s" in target.line(_NOT_DELIVERED)
+        receiver.switch("ok")
+        receiver.records(1)
+        _stop(target)
+
+
+def _expect_both_lines(target: Target, reason: str, mend: Callable[[], object]) -> None:
+    assert reason in target.line(_NOT_DELIVERED)
+    mend()
+    target.line(_DELIVERED_AGAIN)
+    _stop(target)
+    assert target.output.count(_NOT_DELIVERED) == target.output.count(_DELIVERED_AGAIN) == 1
+
+
+def test_collector_that_is_unavailable_and_back_is_logged_by_the_service(exporter: str) -> None:
+    with Receiver(mode="refuse UNAVAILABLE") as receiver, _service(receiver.url, exporter) as target:
+        _expect_both_lines(target, "refused with UNAVAILABLE", lambda: receiver.switch("ok"))
+
+
+def test_agent_that_is_unavailable_and_back_is_logged_by_the_service(exporter: str) -> None:
+    with AnsweringServer(http_response(503, "starting"), http_response(200)) as server:
+        output = {"SPLUNK_PROFILER_OUTPUT": f"datadog:http://127.0.0.1:{server.port}"}
+        with _service("http://127.0.0.1:9", exporter, **output) as target:
+            _expect_both_lines(target, "answered 503 (starting)", lambda: None)
