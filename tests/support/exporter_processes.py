@@ -54,7 +54,7 @@ def serves(host: int) -> bool:
 
 
 def listens(connection: ExporterConnection) -> bool:
-    """Return True if there is a socket of the connection's secret name, listening or connected."""
+    """Return True if there is a socket of the connection's name, listening or connected."""
     return connection.name[1:] in Path("/proc/net/unix").read_bytes()
 
 
