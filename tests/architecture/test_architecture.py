@@ -105,14 +105,17 @@ NEVER: dict[str, set[str]] = {
         *("config", "export", "host_profilers"),
         *("lifecycle.sampling", "lifecycle.publishing", "lifecycle.profiler"),
     },
+    **{f"exporter_process.{name}": {"opentelemetry", "grpc"} for name in ("launch", "pipelines")},
+    "exporter_process.session": {"capture"},
     **{
-        f"exporter_process.{name}": {"opentelemetry", "grpc"}
-        for name in ("__main__", "connection", "launch", "pipelines", "server", "transport")
+        f"exporter_process.{name}": {"config", "capture", "opentelemetry", "grpc", *more}
+        for name, more in {
+            "__main__": {"system", "pipeline", "export"},
+            "connection": {"exporter_process.launch", "exporter_process.server"},
+            "server": {"_walker", "threading"},  # one thread; the extension may be of no use there
+            "transport": {"system"},
+        }.items()
     },
-    "exporter_process.connection": {"config", "exporter_process.launch", "exporter_process.server"},
-    "exporter_process.server": {"config", "_walker", "threading"},  # one thread; the extension may be of no use there
-    "exporter_process.transport": {"config", "system"},
-    "exporter_process.__main__": {"config", "system", "pipeline", "export"},
     "inspector": {*ROWS} - {"inspector"},
     "viewer": {
         *("cli", "capture", "export", "exporter_process", "host_profilers"),
