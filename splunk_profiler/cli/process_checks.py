@@ -173,7 +173,7 @@ def _exporter_finding(exporter_pid: int | None, maps: str, *, needs_grpc: bool) 
         return warning("exporter", f"{fact}, and no gRPC is in it: it has not sent anything yet")
     if has_grpc or reason:
         fact = f"{fact}: threads of its own make records and send them{reason and f': {reason}'}"
-        return good("exporter", fact, "what becomes of these says the log of the process (logger splunk_profiler)")
+        return good("exporter", fact, "the log of the process says what becomes of them (logger splunk_profiler)")
     return note("exporter", f"{fact}: threads of its own make records, or it has not sent anything yet")
 
 

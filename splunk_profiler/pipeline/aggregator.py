@@ -157,8 +157,8 @@ class Aggregator:
         if window.dropped_labels and not self._has_dropped_labels:
             self._has_dropped_labels = True
             logger.info(
-                "there are more different spans, threads or stacks than a profile holds: samples beyond them"
-                " are counted without these (logged once)"
+                "there are more different spans, threads or stacks than a profile holds: further samples"
+                " are counted without them (logged once)"
             )
         for profile in self._profiles(window):
             self._deliver((profile,))

@@ -49,7 +49,7 @@ class RunningLoops:
             finally:
                 asyncio_in_c._set_running_loop(previous)
             if not self._reads_tasks:
-                logger.warning("tasks of asyncio are not read: this build is for another release of CPython; reinstall")
+                logger.warning("asyncio tasks and loops are not sampled: built for another CPython release; reinstall")
         return self._reads_tasks
 
 
