@@ -161,7 +161,7 @@ class TickerCounters(NamedTuple):
         allocations_lost: sampled allocations without room; their weight is missing.
         live_evicted: sampled blocks in use that are no longer followed, as there were too many.
         live_forgotten: those of which the end may have been missed, as another library had removed the hooks.
-        allocation_ns_sum: time inside captures of allocations.
+        event_ns_sum: time inside captures of events, on the threads on which they happen.
         look_ns_sum: time inside looks at event loops.
     """
 
@@ -173,7 +173,7 @@ class TickerCounters(NamedTuple):
     allocations_lost: int = 0
     live_evicted: int = 0
     live_forgotten: int = 0
-    allocation_ns_sum: int = 0
+    event_ns_sum: int = 0
     look_ns_sum: int = 0
 
 

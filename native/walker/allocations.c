@@ -23,9 +23,8 @@
 #define SAMPLES_AT_MEAN      512
 #define SAMPLES_PER_DOUBLING 32
 
-#define MERGE_SLOTS    256
-#define MAX_CAPTURE_NS 50000     /* longer ones were interrupted: this is not CPU time */
-#define DORMANT_BYTES  (1 << 20) /* without a ticker: until a thread looks for one again */
+#define MERGE_SLOTS   256
+#define DORMANT_BYTES (1 << 20) /* without a ticker: until a thread looks for one again */
 
 typedef struct {
     raw_event event;                   /* first */
@@ -162,12 +161,9 @@ void allocations_take_sample(void *memory, size_t size)
     /* What is left out here is left out whatever its size, and the other samples stay right. */
     if (mean > 0.0 && memory != NULL && size > 0 && ticker != NULL && !ticker->scratch.is_in_use
         && !gil_keeper_is_profiler_thread(self)) {
-        int64_t start_ns = monotonic_ns();
         compat_exception pending = compat_save_exception();
         keep_sample(ticker, memory, size, mean);
         compat_restore_exception(pending);
-        int64_t spent_ns = monotonic_ns() - start_ns;
-        ticker_state_count(ticker, COUNTERS_allocation_ns_sum, spent_ns < MAX_CAPTURE_NS ? spent_ns : MAX_CAPTURE_NS);
     }
     if (mean > 0.0) {
         (void)start_distance(current_mean(ticker), 0.0);

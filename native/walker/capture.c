@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_EVENT_NS 50000 /* longer captures were interrupted: this is not CPU time */
+
 raw_stack *stack_new(ticker_state *ticker, const raw_frame *frames, size_t depth, bool truncated)
 {
     raw_stack *stack = malloc(sizeof(raw_stack) + depth * sizeof(raw_frame));
@@ -232,6 +234,7 @@ void recent_stacks_clear(ticker_state *ticker, recent_stacks *recent)
 
 bool capture_calling_thread(ticker_state *ticker, raw_thread *thread, recent_stacks *recent)
 {
+    int64_t start_ns = monotonic_ns();
     scratch_thread scratch = {.first = 0};
     raw_stack *stack = NULL;
     if (walk_calling_thread(ticker, &scratch)) {
@@ -241,6 +244,8 @@ bool capture_calling_thread(ticker_state *ticker, raw_thread *thread, recent_sta
         return false;
     }
     materialize_thread(ticker, &scratch, stack, find_own_python_thread(ticker, scratch.ident), thread);
+    int64_t spent_ns = monotonic_ns() - start_ns;
+    ticker_state_count(ticker, COUNTERS_event_ns_sum, spent_ns < MAX_EVENT_NS ? spent_ns : MAX_EVENT_NS);
     return true;
 }
 

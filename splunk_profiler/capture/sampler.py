@@ -155,7 +155,7 @@ class Sampler:
         """Return the CPU time of capturing and handling, on our threads and on the application's."""
         last, now = self._last_counters, self._ticker.counters()
         self._last_counters = now
-        self._app_threads_cpu_ns += now.allocation_ns_sum - last.allocation_ns_sum
+        self._app_threads_cpu_ns += now.event_ns_sum - last.event_ns_sum
         self._app_threads_cpu_ns += now.look_ns_sum - last.look_ns_sum  # some of it on our own thread
         captured = now.captured - last.captured
         if captured > 0:

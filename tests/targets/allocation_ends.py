@@ -147,7 +147,7 @@ def stop_process(ticker: Any) -> None:
     while os.waitpid(stopper, os.WNOHANG) == (0, 0):
         allocate(10)
         again.drain_allocations()
-    print("spent", again.counters().allocation_ns_sum, time.process_time_ns() - began_ns, flush=True)
+    print("spent", again.counters().event_ns_sum, time.process_time_ns() - began_ns, flush=True)
 
 
 def remove_hooks(ticker: Any) -> None:

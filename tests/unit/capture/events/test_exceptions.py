@@ -140,6 +140,13 @@ def test_exception_is_recorded_once_where_it_was_raised(
 
 
 @recorded
+def test_captures_of_exceptions_are_time_of_the_profiler() -> None:
+    ticker = make()
+    noticed(partial(often, 3), ticker)
+    assert ticker.counters().event_ns_sum > 0
+
+
+@recorded
 def test_exception_in_a_task_is_recorded_once_at_its_place() -> None:
     kept = noticed(in_task)
     assert [place for place in places(kept) if place[0] == "ShopError"] == [("ShopError", "fail")]
