@@ -144,7 +144,7 @@ class Ticker(Generic[_Frame, _Stack]):
     def watch_loops(self, threshold_ns: int, current_tasks: dict[Any, Any] | None, task_type: type, /) -> None:
         """Find callbacks of event loops that take `threshold_ns` or longer, from now on; needs `reads_tasks`.
 
-        Looks at the loops with each capture, and at least each half of the threshold, or 10 ms, while
+        Looks at the loops with each capture, and at least each third of the threshold, or 10 ms, while
         any runs or did within 10 s.
         `current_tasks` is ``_asyncio._current_tasks``, None from CPython 3.14 on; `task_type` is ``_asyncio.Task``.
         """

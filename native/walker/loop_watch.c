@@ -20,6 +20,7 @@
 
 #define MAX_UNREPORTED_NS SECOND_NS /* a loop may be blocked for ever */
 #define MIN_LOOK_NS       10000000LL
+#define LOOK_PERCENT      35 /* of the threshold: three periods pass it even where one is shorter than it should be */
 #define MAX_LOOK_COST_NS  2000000LL /* longer ones were interrupted: this is wall time */
 #define LOOPS_KEPT_NS     (10 * SECOND_NS)
 #define MAX_SLOWDOWN      1000.0
@@ -71,7 +72,7 @@ bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_t
 void loops_slow_down(ticker_state *ticker, double ratio)
 {
     if (ticker->loop_watch != NULL) {
-        int64_t look_ns = ticker->loop_watch->threshold_ns / 2;
+        int64_t look_ns = ticker->loop_watch->threshold_ns * LOOK_PERCENT / 100;
         look_ns = look_ns < MIN_LOOK_NS ? MIN_LOOK_NS : look_ns;
         ticker_state_set_look_period(ticker, ratio < MAX_SLOWDOWN ? (int64_t)((double)look_ns * ratio) : MAX_PERIOD_NS);
     }

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 pytest.importorskip("_asyncio", reason="asyncio has no tasks of C here")
-from loop_bench import SECOND_NS, Bench, functions, run
+from loop_bench import SECOND_NS, Bench, functions, new_event_loop, run
 
 
 @contextmanager
@@ -83,6 +83,18 @@ def test_loops_of_one_request_each_are_looked_at() -> None:
             run(block)
             rest(0.06)
     assert [functions(event)[0] for event in bench.source.drain()] == ["rest"] * 3
+
+
+@pytest.mark.parametrize("library", ["asyncio", "uvloop"])
+def test_callbacks_of_twice_the_threshold_are_all_found(library: str) -> None:
+    async def serve() -> None:
+        for _ in range(4):
+            rest(0.21)
+            await asyncio.sleep(0.013)
+
+    with looking_by_itself(100_000_000) as bench:
+        run(serve, new_event_loop(library))
+    assert [functions(event)[0] for event in bench.source.drain()] == ["rest"] * 4
 
 
 def test_looks_are_as_rare_as_the_limit_wants_them() -> None:
