@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 MEASURES = (
     "capture_cost",
     "collection_cost",
+    "event_cost",
     "idle_threads",
     "ticks",
     "where_time_goes",
