@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import ROOT, run_collector, splunk_profiler
 from ledger_run import run_target
 from profile_schema import decode
 from target_process import Target
@@ -157,3 +160,25 @@ def test_process_whose_every_allocation_is_sampled_ends_well(scenario: str) -> N
     with Target("allocation_ends.py", scenario) as target:
         target.line("over")
         assert target.finish() == 0, target.output
+
+
+def test_report_names_the_line_of_a_leak(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "leaky.py"
+    with run_collector(tmp_path) as collector:
+        settings = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}",
+            "SPLUNK_PROFILER_MEMORY_ENABLED": "true",
+            "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+            "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000",
+        }
+        ended = splunk_profiler("run", "--", sys.executable, example, "4", env=settings)
+        assert ended.returncode == 0, ended.stderr
+        collector.end()
+    source = example.read_text("utf-8").splitlines()
+    leaking = next(number for number, line in enumerate(source, 1) if "json.loads(DOCUMENT)" in line)
+    first = json.loads(splunk_profiler("report", tmp_path, "--json").stdout)["memory"]["lines"][0]
+    assert (first["function"], first["line"]) == ("__main__.load", leaking)
+    assert first["allocated_bytes"] > first["in_use_bytes"] > 1_000_000
+    # The first profile may end before the first request.
+    assert first["in_use_bytes"] >= first["grown_bytes"] > 1_000_000
+    assert f"leaky.py:{leaking}" in splunk_profiler("report", tmp_path).stdout
