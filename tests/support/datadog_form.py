@@ -55,3 +55,9 @@ def sample_labels(profile: Any) -> list[dict[str, str | int]]:
         {texts[label.key]: texts[label.str] if label.str else label.num for label in sample.label}
         for sample in profile.sample
     ]
+
+
+def sums_of_values(profile: Any) -> dict[str, int]:
+    """Return the names of values and what each adds up to."""
+    names = [profile.string_table[kind.type] for kind in profile.sample_type]
+    return {name: sum(sample.value[column] for sample in profile.sample) for column, name in enumerate(names)}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from answering_server import AnsweringServer, http_response
 from datadog_agent import DatadogAgent, NotInstallableError, install_agent
-from datadog_form import ReadForm, read_form, sample_labels
+from datadog_form import ReadForm, read_form, sample_labels, sums_of_values
 from target_process import Target, profiling_settings
 from walker_marks import NATIVE
 
@@ -60,6 +60,20 @@ def test_datadog_agent_takes_profiles_with_its_own_names_for_spans(agent: Datado
     found = {int(labels["span id"]) % 2**64: int(labels["local root span id"]) % 2**64 for labels in in_spans}
     assert as_numbers.items() <= found.items()
     assert {f"GET /items/{number}" for number in range(10)} <= {labels["trace endpoint"] for labels in in_spans}
+
+
+@NATIVE
+def test_datadog_agent_takes_memory_with_the_names_that_it_has_for_it(agent: DatadogAgent) -> None:
+    memory = {"SPLUNK_PROFILER_MEMORY_ENABLED": "true", "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "200000"}
+    with Target("allocating_work.py", "once", env=sent_to(agent.url, 60_000) | memory) as target:
+        ledger = target.json("ledger")
+        assert target.finish() == 0, target.output
+    sums = [sums_of_values(form.profile) for form in agent.forms(2)]
+    (found,) = [each for each in sums if "alloc-space" in each]
+    assert found.keys() == {"alloc-samples", "alloc-space", "heap-live-samples", "heap-space"}
+    assert found["alloc-space"] >= 0.85 * ledger["bytes"]
+    assert found["heap-space"] >= 0.8 * ledger["kept"]
+    assert found["alloc-samples"] > found["heap-live-samples"] > 0
 
 
 def test_a_service_whose_agent_is_gone_works_and_says_so_once() -> None:
