@@ -1,4 +1,4 @@
-"""Two versions of a service that ran are compared by requests, wherever their spans are kept."""
+"""Two versions of a service that ran are compared by requests, wherever their spans are kept; and two endpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from browser import CHROMIUM, Page
 from clickhouse_tables import ORDERS, Database
 from command_line import DEADLINE_S, ROOT, clean_environment, run_collector
 from sample_stores import put, writing
-from viewer_page import act, click, shown_on
+from viewer_page import act, click, shown, shown_on
 
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
@@ -97,3 +97,26 @@ def test_the_page_compares_two_versions_by_requests(page: Page, released: Path) 
         act(page, "byId('scale').value = 'requests'; byId('scale').dispatchEvent(new Event('change'))")
         assert page.value("byId('problem').hidden")
         assert page.value("graph.frames[0].before") == 2 * old > 0
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.usefixtures("no_error_on_the_console")
+def test_the_page_compares_two_endpoints(page: Page, address: str) -> None:
+    page.open(f"{address}#f.endpoint=GET+%2Fsearch")
+    click(page, "#compare")
+    for endpoint in ("POST /checkout", "GET /search"):
+        click(page, f"[data-choice='endpoint {endpoint}']")
+    assert page.value("[...state].filter(([name]) => name.includes('f.'))") == [
+        ["b.f.endpoint", "GET /search"],
+        ["f.endpoint", "POST /checkout"],
+    ]
+    assert "endpoint GET /search" in shown(page, "#compared")
+    assert page.value("Object.fromEntries(graph.frames.map((f) => [f.name, [f.total / 1e9, f.before / 1e9]]))") == {
+        "all": [60, 240],
+        "uvicorn.server.Server.serve": [60, 240],
+        "billing.pay": [60, 0],
+    }
+    assert shown(page, "#gone") == "4 functions gone, 4.00 min"
+    click(page, "#swap")
+    assert shown(page, "#total") == "4.00 min"
+    assert shown(page, "#gone") == "1 function gone, 1.00 min"
