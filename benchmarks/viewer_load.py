@@ -62,6 +62,7 @@ ACTIONS = {
     "thread": "document.querySelector(\"[data-choice='thread worker-1']\").click()",
     "end of the comparison": "document.querySelector('#uncompare').click()",
     "a day": f"set({{ since: '{END_NS - DAY_NS}', until: '{END_NS}' }}); show()",
+    "its timeline": "document.querySelector('#enlarge').click()",
     "the whole time": "document.querySelector('#whole').click()",
     "without the endpoint": f"document.querySelector(\"[data-choice='endpoint {SELECTED}']\").click()",
 }
@@ -187,6 +188,7 @@ def clicks(answers: Answers, trace: str) -> dict[str, Callable[[], Any]]:
         "facets": lambda: answers.facets(whole),
         "facets of an endpoint": lambda: answers.facets(endpoint),
         "timeline": lambda: answers.timeline(whole, "endpoint"),
+        "timeline of a day": lambda: answers.timeline(day, "endpoint"),
         "timeline by trace": lambda: answers.timeline(whole, "trace"),
         "trace": lambda: answers.trace(whole, trace),
         "flame of a trace": lambda: answers.flame(of_trace, inverted=False),
