@@ -92,7 +92,8 @@ def test_a_part_of_a_week_has_a_timeline_with_its_own_steps(
 ) -> None:
     files = fill(database, lines, tmp_path)
     shown = ClickHouse(database.address, database.environment, last_hours=168)
-    assert len(Answers(shown).timeline(Selection("samples"), "service")["series"][0].weights) <= 2
+    of_week = Answers(shown).timeline(Selection("samples"), "service")["series"][0].weights
+    assert sum(map(bool, of_week)) <= 2  # of 84 minutes: the ten may be in two of them
     part = Selection("samples", start_ns, START_NS + 367 * SECOND_NS)
     ours, theirs = (Answers(source).timeline(part, "service") for source in (shown, files))
     assert [ours[name] for name in ("start", "step", "series")] == [
