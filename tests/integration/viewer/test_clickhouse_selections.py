@@ -96,9 +96,8 @@ def test_a_part_of_a_week_has_a_timeline_with_its_own_steps(
     assert sum(map(bool, of_week)) <= 2  # of 84 minutes: the ten may be in two of them
     part = Selection("samples", start_ns, START_NS + 367 * SECOND_NS)
     ours, theirs = (Answers(source).timeline(part, "service") for source in (shown, files))
-    assert [ours[name] for name in ("start", "step", "series")] == [
-        theirs[name] for name in ("start", "step", "series")
-    ]
+    assert (ours["start"], ours["step"]) == (theirs["start"], theirs["step"])
+    assert sorted(ours["series"]) == sorted(theirs["series"])  # of two that weigh the same either may come first
     assert {len(each.weights) for each in ours["series"]} == {120}
 
 
