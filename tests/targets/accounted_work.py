@@ -150,7 +150,8 @@ def tasks(ledger: Ledger, seconds: float) -> None:
 
 
 def query_items(seconds: float) -> None:
-    Once().do_once(partial(compute, seconds))  # so that a function of a library is on the stack
+    """Compute below a function of a library, and so much that there are samples of it, however busy the machine is."""
+    Once().do_once(partial(compute, seconds, time.thread_time))
 
 
 def many_spans(ledger: Ledger, seconds: float) -> None:
