@@ -25,6 +25,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import seccomp
@@ -73,6 +75,20 @@ class GrpcFinder:
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: object = None) -> None:
         if name == "grpc":
             self.threads.append(threading.current_thread().name)
+
+
+class EndlessModule(Loader):
+    """A module ``endless`` whose import never ends; `has_begun` is set by it."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+
+    def find_spec(self, name: str, _path: Sequence[str] | None, _target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "endless" else None
+
+    def exec_module(self, _module: object) -> None:
+        self.has_begun.set()
+        threading.Event().wait()
 
 
 def price_items() -> int:
@@ -256,6 +272,13 @@ def freeze() -> None:
     sys.frozen = True  # type: ignore[attr-defined]  # as PyInstaller sets it
 
 
+def import_for_ever() -> None:
+    module = EndlessModule()
+    sys.meta_path.insert(0, module)
+    threading.Thread(target=import_module, args=("endless",), daemon=True).start()
+    module.has_begun.wait()
+
+
 def allow_exporter_no_threads() -> None:
     """Have programs that are executed from now on need more memory for a thread than there can be."""
     resource.setrlimit(resource.RLIMIT_STACK, (_HUGE_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
@@ -268,6 +291,7 @@ CONDITIONS: dict[str, Callable[[], None]] = {
     "crowded": lambda: seccomp.refuse_vfork(errno.EAGAIN),  # as where the limit on processes is reached
     "deep stacks": overflow,
     "frozen": freeze,
+    "importing": import_for_ever,
     "informed": lambda: logging.basicConfig(format="%(message)s", level=logging.INFO),
     "no exec": lambda: seccomp.refuse("execve"),
     "no interpreter": hide_interpreter,

@@ -20,9 +20,9 @@ pytestmark = [
 ]
 
 
-def _service(url: str, exporter: str, **settings: str) -> Target:
+def _service(url: str, exporter: str, condition: str = "informed", **settings: str) -> Target:
     env = profiling_settings(url, 10, SPLUNK_PROFILER_EXPORTER=exporter, **settings)
-    return Target("exported_service.py", "informed", env=env)
+    return Target("exported_service.py", condition, env=env)
 
 
 def _stop(target: Target) -> None:
@@ -75,3 +75,12 @@ def test_agent_that_is_unavailable_and_back_is_logged_by_the_service(exporter: s
         output = {"SPLUNK_PROFILER_OUTPUT": f"datadog:http://127.0.0.1:{server.port}"}
         with _service("http://127.0.0.1:9", exporter, **output) as target:
             _expect_both_lines(target, "answered 503 (starting)", lambda: None)
+
+
+def test_service_that_never_ends_an_import_is_exported(exporter: str) -> None:
+    with Receiver() as receiver, _service(receiver.url, exporter, "importing") as target:
+        receiver.records(1)
+        target.tell("modules")
+        importers = target.json("modules")["importers"]
+        assert importers == (["splunk-profiler-exporter"] if exporter == "thread" else [])
+        _stop(target)
