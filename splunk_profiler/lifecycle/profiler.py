@@ -177,8 +177,6 @@ class Profiler:
         )
 
     def _set_fork_callback(self, on_fork_in_child: Callable[[], None] | None) -> None:
-        if self._sampling is not None and not self._sampling.is_native:
-            return  # the portable walker detects forks itself
         try:
             from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
         except ImportError:

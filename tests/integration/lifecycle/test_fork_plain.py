@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -162,11 +163,9 @@ def test_fork_while_another_thread_attaches_leaves_the_parent_exporting(walker: 
 
 @pytest.mark.parametrize("walker", ["native", "portable"])
 def test_a_child_that_c_code_forks_goes_on_whatever_the_lost_threads_held(walker: str) -> None:
-    # Nothing sees to the GIL at such a fork where the portable walker serves: no thread of ours may want it just then.
-    interval_ms = 5 if walker == "native" else 60_000
     with (
         Receiver() as receiver,
-        Target("fork_inside_threading.py", env=profiling_settings(receiver.url, interval_ms, walker)) as target,
+        Target("fork_inside_threading.py", env=profiling_settings(receiver.url, 5, walker)) as target,
     ):
         child = target.json("forked")
         if walker == "native":
@@ -175,3 +174,32 @@ def test_a_child_that_c_code_forks_goes_on_whatever_the_lost_threads_held(walker
         assert target.json("child") == 0, target.output
         assert target.finish() == 0, target.output
     assert ("without Python's hooks" in target.output) is (walker == "portable")
+
+
+_FORK_BESIDE_WAIT = """
+import ctypes, os, sys, threading, time
+import splunk_profiler
+assert splunk_profiler.start()
+sys.setswitchinterval(60)
+until = time.monotonic() + 0.2
+while time.monotonic() < until:  # the sampler waits for the GIL soon, and longer than this
+    pass
+child = ctypes.PyDLL(None).fork()
+sys.setswitchinterval(0.005)
+if child == 0:
+    threads = [threading.Thread(target=time.sleep, args=(0.001,)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os._exit(0)
+print("child", os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.mark.parametrize("walker", ["native", "portable"])
+def test_child_of_c_code_runs_threads_though_the_sampler_wanted_the_gil(walker: str) -> None:
+    env = {**_off_the_record(), "SPLUNK_PROFILER_WALKER": walker}
+    with Target(sys.executable, "-W", "ignore", "-c", _FORK_BESIDE_WAIT, env=env) as target:
+        assert target.json("child") == 0
+        assert target.finish() == 0, target.output
