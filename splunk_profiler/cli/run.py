@@ -28,14 +28,13 @@ from splunk_profiler.cli.output import print_line
 from splunk_profiler.config import Resolved, environment, from_env, preload
 from splunk_profiler.config.parsers import ConfigError
 from splunk_profiler.config.settings import SETTINGS
-from splunk_profiler.config.tree import TREE
+from splunk_profiler.config.tree import begin_tree
 from splunk_profiler.host_profilers.libraries import labels_library
 
 AUTOSTART = Path(__file__).resolve().parent / "autostart"
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # a shell's exit codes
-_TREE_BYTES = 16
 _PID_VARIABLES = ("LISTEN_PID", "WATCHDOG_PID")  # systemd's, for the process that they name only
 
 
@@ -124,7 +123,7 @@ def _prepare(env: MutableMapping[str, str], resolved: Resolved) -> None:
     old_entries = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry != str(AUTOSTART)]
     env["PYTHONPATH"] = os.pathsep.join([str(AUTOSTART), *(old_entries if any(old_entries) else [])])
     env[preload.RUN_PID] = str(os.getpid())
-    env.setdefault(TREE, os.urandom(_TREE_BYTES).hex())
+    begin_tree(env)
     if config.publishes_labels and config.preload.lower() != "false" and not resolved.sdk_disabled:
         library = str(labels_library())
         if Path(library).is_file() and not preload.add_library(env, library):

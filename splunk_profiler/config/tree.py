@@ -1,13 +1,21 @@
 """The variable that holds the secret of a tree of processes, by which they share one exporter process.
 
-`splunk-profiler run` sets it, and the programs that it starts inherit it. Imports nothing of ours.
+Launchers set it, `splunk-profiler run` and `opentelemetry-instrument`, and the programs that they start inherit it.
+Imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import MutableMapping
 
 TREE = "SPLUNK_PROFILER_TREE"
+_SECRET_BYTES = 16
+
+
+def begin_tree(env: MutableMapping[str, str]) -> None:
+    """Give the program that is launched with `env` a secret, unless this launcher has inherited one."""
+    env.setdefault(TREE, os.urandom(_SECRET_BYTES).hex())
 
 
 def inherited_secret() -> str:
