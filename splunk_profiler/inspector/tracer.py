@@ -81,8 +81,9 @@ class Tracer:
             AlreadyTracedError: another tracer holds a thread.
         """
         results: dict[int, _T] = {}
-        for start in range(0, len(tids), _BATCH_SIZE):
-            batch = tids[start : start + _BATCH_SIZE]
+        distinct = [*dict.fromkeys(tids)]  # the kernel lists one twice that takes over the process id in an exec
+        for start in range(0, len(distinct), _BATCH_SIZE):
+            batch = distinct[start : start + _BATCH_SIZE]
             try:
                 for tid in batch:
                     self._request_stop(tid)

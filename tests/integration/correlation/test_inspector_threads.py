@@ -327,6 +327,14 @@ def test_a_thread_that_executes_another_program_meanwhile_goes_on(workshop: Targ
         target.line("no inspected_record")
 
 
+def test_a_thread_that_is_listed_twice_is_visited_once(workshop: TargetBuilder) -> None:
+    with run_inspected(workshop) as target:
+        tracer, visited = Tracer(target.pid), list[int]()
+        assert tracer.visit([target.pid, target.pid], visited.append) == {target.pid: None}
+        assert visited == [target.pid]
+        assert tracer.detach_pending()
+
+
 def test_a_process_whose_first_thread_has_ended_is_still_read(workshop: TargetBuilder) -> None:
     with run_inspected(workshop) as target:
         target.publish(workshop.elastic())
