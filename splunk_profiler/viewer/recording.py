@@ -228,7 +228,8 @@ class Recording:
     def timeline(self, selection: Selection, facet: str, buckets: int) -> Timeline:
         """Return the weights over the time of a selection, by the value of a facet, heaviest first.
 
-        There are fewer than `buckets` if these would be shorter than a profile: its samples are all at its start.
+        There are fewer than `buckets` where these would have parts of profiles: all samples of one are at its start, so
+        one bucket would have more of them than the next.
 
         Raises:
             ValueError: there is no such facet.
@@ -236,8 +237,8 @@ class Recording:
         self._check_facets({facet})
         start_ns, end_ns = selection.times_in(self.period_ns())
         whole_ns = max(0, end_ns - start_ns)
-        usual_ns = max((each.usual_ns for each in self.columns() if each.has_any(start_ns, end_ns)), default=0)
-        step_ns = max(1, -(-whole_ns // buckets), min(usual_ns, whole_ns))
+        usual_ns = max([1, *(each.usual_ns for each in self.columns() if each.has_any(start_ns, end_ns))])
+        step_ns = max(1, min(-(-whole_ns // (buckets * usual_ns)) * usual_ns, whole_ns))
         buckets = min(buckets, -(-whole_ns // step_ns)) or 1
         sums = (
             self._sum_traces(selection, step_ns)[0]

@@ -114,6 +114,13 @@ def test_a_timeline_of_a_stretch_has_its_steps_there() -> None:
     assert found.timeline(Selection("cpu", 0, NEVER_NS), "endpoint", 2).series == [("a", [100, 0])]
 
 
+def test_each_step_of_a_timeline_has_as_many_profiles_as_the_others() -> None:
+    found = recording((1000, "1", "a", {"cpu": 4}))
+    for place in range(1, 30):
+        found.add(Sample(1000 + 10 * place, 0, 0, {"cpu": 4}, duration_ns=10))
+    assert found.timeline(Selection("cpu"), "process", 20) == (1000, 20, [("1", [8] * 15)])
+
+
 def test_memory_in_use_is_by_steps_of_the_stretch() -> None:
     found = recording(*((time_ns, "1", "a", {"inuse_space": time_ns}) for time_ns in (10, 12, 13)))
     stretch = Selection("inuse_space", 11, 15)
@@ -150,11 +157,11 @@ def test_no_step_of_a_timeline_is_shorter_than_a_profile() -> None:
     found = recording((0, "1", "a", {"cpu": 1}), (100, "1", "a", {"cpu": 2}))
     found.add(Sample(250, 0, 0, {"cpu": 4}, duration_ns=101))
     assert found.timeline(Selection("cpu"), "endpoint", 50) == (0, 101, [("a", [3, 0, 4])])
-    assert found.timeline(Selection("cpu"), "endpoint", 2).step_ns == 126
+    assert found.timeline(Selection("cpu"), "endpoint", 2) == (0, 202, [("a", [3, 4])])
 
 
 def test_one_profile_that_is_too_long_leaves_the_timeline_its_steps() -> None:
-    found = recording((0, "1", "a", {"cpu": 1}), (DAY_NS, "1", "a", {"cpu": 2}))
+    found = recording((0, "1", "a", {"cpu": 1}), (DAY_NS - 1, "1", "a", {"cpu": 2}))
     assert not found.remarks()
     found.add(Sample(250, 0, 0, {"cpu": 8}, duration_ns=DAY_NS // 50))
     found.add(Sample(250, 0, 0, {"cpu": 8}, duration_ns=MINUTE_NS))
@@ -162,7 +169,7 @@ def test_one_profile_that_is_too_long_leaves_the_timeline_its_steps() -> None:
         found.loaded = [rows_of(kept, slice(None))]
         found.clear_added()
         assert len(found.timeline(Selection("cpu"), "endpoint", 120).series[0].weights) == 120
-        assert len(found.timeline(Selection("cpu"), "endpoint", 10_000).series[0].weights) == 24 * 60 + 1
+        assert len(found.timeline(Selection("cpu"), "endpoint", 10_000).series[0].weights) == 24 * 60
     assert found.remarks() == ["A profile is as long as 28 minutes: all its samples are at its start."]
 
 
