@@ -19,8 +19,9 @@ from splunk_profiler.config.parsers import (
     validate_destination,
     validate_endpoint,
 )
+from splunk_profiler.config.tree import TREE
 
-_PREFIXES = ("OTEL_", "SPLUNK_", "DD_")  # of the variables that resolving a `Config` may read
+_PREFIXES = ("OTEL_", "SPLUNK_", "DD_TAGS")  # of the variables that resolving a `Config` may read
 
 
 class Setting(NamedTuple):
@@ -79,4 +80,4 @@ SETTINGS: tuple[Setting, ...] = (
 
 def select_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of `env` that resolving a `Config` may read."""
-    return {name: value for name, value in env.items() if name.startswith(_PREFIXES)}
+    return {name: value for name, value in env.items() if name.startswith(_PREFIXES) and name != TREE}

@@ -9,6 +9,7 @@ import pytest
 
 from splunk_profiler.config import from_env
 from splunk_profiler.config.handover import from_values, to_values
+from splunk_profiler.config.tree import TREE
 
 _SETTINGS = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
@@ -44,7 +45,8 @@ def test_relative_paths_start_where_the_settings_were_read(monkeypatch: pytest.M
 
 
 def test_only_variables_that_settings_may_come_from_are_kept() -> None:
-    resolved = from_env({**_SETTINGS, "DATABASE_PASSWORD": "sesame"})
+    others = dict.fromkeys(("DATABASE_PASSWORD", "DD_API_KEY", TREE), "sesame")
+    resolved = from_env({**_SETTINGS, **others})
     assert resolved.variables == _SETTINGS
 
 
