@@ -270,7 +270,7 @@ def execution_random() -> bytes:
     """
 
 def show_in_maps(text: str, /) -> None:
-    """Show a text of up to 249 bytes in ``/proc/self/maps``, as a file's name, in place of the last one.
+    """Show a text of up to 249 bytes in ``/proc/self/maps``, as a file's name, in place of the last one; not if empty.
 
     Raises:
         OSError: the kernel refuses, or the text is too long.

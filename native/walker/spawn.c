@@ -281,13 +281,13 @@ static PyObject *show_in_maps(PyObject *Py_UNUSED(module), PyObject *text)
     if (name == NULL) {
         return NULL;
     }
-    const int file = memfd_create(name, MFD_CLOEXEC);
+    const int file = *name == '\0' ? -1 : memfd_create(name, MFD_CLOEXEC);
     void *mapping = file < 0 ? MAP_FAILED : mmap(NULL, 1, PROT_NONE, MAP_PRIVATE, file, 0);
     const int error = errno;
     if (file >= 0) {
         (void)close(file);
     }
-    if (mapping == MAP_FAILED) {
+    if (mapping == MAP_FAILED && *name != '\0') {
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }

@@ -216,12 +216,12 @@ def choose_interpreter(choice: str, *, is_native: bool) -> Interpreter:
     return find_interpreter()
 
 
-def note_obstacle(reason: str) -> None:
-    """Show `doctor --pid` why threads of this process export. Where the walker is missing, that is the reason."""
+def show_thread_reason(reason: str) -> None:
+    """Show `doctor --pid` why threads of this process export; nothing if empty. A missing walker is a reason itself."""
     with suppress(ImportError, OSError):
         from splunk_profiler._walker import show_in_maps  # noqa: PLC0415  # missing on some systems
 
-        note = printable(THREADS_NOTE + reason).encode("utf-8", "replace")[:_MAX_NOTE_BYTES]
+        note = printable(reason and THREADS_NOTE + reason).encode("utf-8", "replace")[:_MAX_NOTE_BYTES]
         show_in_maps(note.decode("utf-8", "ignore"))
 
 

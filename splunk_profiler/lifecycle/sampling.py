@@ -26,7 +26,7 @@ from splunk_profiler.config.parsers import StreamDirectory
 from splunk_profiler.export import destinations
 from splunk_profiler.export.stream_file import StreamFile
 from splunk_profiler.export.stream_output import StreamOutput
-from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter, note_obstacle
+from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter, show_thread_reason
 from splunk_profiler.lifecycle.process_export import ProcessExport
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
@@ -212,13 +212,15 @@ class Sampling:
         if inherited is not None:
             return self._make_local_export(inherited, loads_at_start=False)  # a fork has to end soon
         try:
-            return ProcessExport.new(choose_interpreter(config.exporter, is_native=self.is_native))
+            export = ProcessExport.new(choose_interpreter(config.exporter, is_native=self.is_native))
         except LaunchError as error:
-            note_obstacle(str(error))
+            show_thread_reason(str(error))
             if config.exporter != "thread":
                 level = logging.WARNING if config.exporter == "process" else logging.INFO
                 logger.log(level, "records are made and exported by threads of this process: %s", error)
             return self._make_local_export(None, loads_at_start=True)
+        show_thread_reason("")
+        return export
 
     def _make_local_export(self, inherited: StreamOutput | None, *, loads_at_start: bool) -> StreamOutput:
         """Return an output in this process; one that takes nothing if a change of root or user hides our modules."""
@@ -305,7 +307,7 @@ class Sampling:
             self._output_guard.note(error)
             return
         previous.stop(0)
-        note_obstacle(reason)
+        show_thread_reason(reason)
         if type(output) is not StreamOutput:
             logger.warning("records are made and exported by threads of this process: %s", reason)
         self._start_stream()

@@ -18,7 +18,7 @@ from target_process import TESTS, Target
 pytest.importorskip("splunk_profiler._walker")
 from owned_pairs import owned_pair
 
-from splunk_profiler._walker import OwnedSocket, spawn_exporter
+from splunk_profiler._walker import OwnedSocket, show_in_maps, spawn_exporter
 from splunk_profiler.system.threads import read_proc_file
 
 _OF_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}  # which it ignores itself
@@ -170,3 +170,14 @@ def test_many_spawns_on_threads_leave_no_memory_and_no_child_behind() -> None:
     after = Path("/proc/self/maps").read_text("utf-8").count("\n")
     assert after - before[0] < 25  # of threads' stacks and arenas; each spawn has a mapping
     assert read_proc_file(children) == before[1]
+
+
+def test_a_text_that_is_shown_stays_until_another_or_none_is() -> None:
+    for text in ("first reason", "second reason", ""):
+        show_in_maps(text)
+        shown = [line for line in read_proc_file("/proc/self/maps").splitlines() if " reason" in line]
+        assert [text in line for line in shown] == [True] * bool(text)
+    with pytest.raises(OSError, match="Invalid argument"):
+        show_in_maps("x" * 250)
+    show_in_maps("é" * 124)
+    show_in_maps("")
