@@ -130,7 +130,7 @@ class ClickHouse(Source):
             self._begin(self._all.part)
 
     def _begin(self, whole: Part) -> None:
-        self.recording = Recording()
+        self.recording = Recording(_MIN_STEP_NS)
         self._all = _Reading(whole, self.recording, whole.since_ns)
         self._read_new()
         self._asked_ns = time.time_ns()

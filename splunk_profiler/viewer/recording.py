@@ -66,7 +66,9 @@ class Recording:
         note: on what is missing; empty if nothing is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_step_ns: int = 1) -> None:
+        """`min_step_ns` is the shortest step of a timeline: samples were counted in such."""
+        self._min_step_ns = min_step_ns
         self.units: dict[str, str] = {}
         self.functions: list[Function] = []
         self.stacks = Stacks()
@@ -238,7 +240,7 @@ class Recording:
         start_ns, end_ns = selection.times_in(self.period_ns())
         whole_ns = max(0, end_ns - start_ns)
         usual_ns = max([1, *(each.usual_ns for each in self.columns() if each.has_any(start_ns, end_ns))])
-        step_ns = max(1, min(-(-whole_ns // (buckets * usual_ns)) * usual_ns, whole_ns))
+        step_ns = max(self._min_step_ns, min(-(-whole_ns // (buckets * usual_ns)) * usual_ns, whole_ns))
         buckets = min(buckets, -(-whole_ns // step_ns)) or 1
         sums = (
             self._sum_traces(selection, step_ns)[0]

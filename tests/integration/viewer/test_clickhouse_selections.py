@@ -101,6 +101,16 @@ def test_a_part_of_a_week_has_a_timeline_with_its_own_steps(
     assert {len(each.weights) for each in ours["series"]} == {120}
 
 
+def test_no_step_of_a_timeline_is_shorter_than_those_in_which_is_counted(
+    database: Database, tmp_path: Path, lines: list[str]
+) -> None:
+    fill(database, lines, tmp_path)
+    minute = Selection("samples", START_NS + 10 * SECOND_NS, START_NS + 70 * SECOND_NS)
+    line = Answers(ClickHouse(database.address, database.environment)).timeline(minute, "service")
+    assert line["step"] == str(SECOND_NS)
+    assert min(map(sum, zip(*(each.weights for each in line["series"]), strict=True))) > 0
+
+
 def test_light_traces_are_shown_together_and_compared_with_everything(
     database: Database, tmp_path: Path, lines: list[str]
 ) -> None:
