@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import splunk_profiler
 
-WAIT_S = 2.5  # tasks are captured once a second
+WAIT_S = 4.0  # tasks are captured once a second
 ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": WAIT_S}
 
 
