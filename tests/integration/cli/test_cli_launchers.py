@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import opentelemetry.trace
+import pytest
 from command_line import UNREACHABLE_URL, splunk_profiler
 from target_process import Target
+
+from splunk_profiler.config.tree import TREE
 
 _INSTRUMENT = Path(sys.executable).with_name("opentelemetry-instrument")
 _INSTALLED = Path(opentelemetry.trace.__file__).parents[2]
@@ -48,3 +53,21 @@ def test_opentelemetry_without_the_package_runs_with_one_warning(tmp_path: Path)
     assert ended.stdout == "ran\n"
     (line,) = ended.stderr.splitlines()
     assert f"not started in this process: {other} does not have it" in line
+
+
+@pytest.mark.parametrize(
+    ("enabled", "broken", "has_tree"),
+    [("true", "", True), ("nonsense", "", True), ("false", "", False), ("true", "sys.modules[CONFIG] = None", False)],
+)
+def test_opentelemetrys_launcher_begins_a_tree_and_never_fails(enabled: str, broken: str, has_tree: bool) -> None:
+    program = f"""
+import os, runpy, sys
+CONFIG = "splunk_profiler.config"
+{broken}
+runpy.run_module("splunk_profiler.cli.autostart.opentelemetry_instrument")
+print({TREE!r} in os.environ)
+"""
+    env = {**os.environ, "SPLUNK_PROFILER_ENABLED": enabled}
+    env.pop(TREE, None)
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == (f"{has_tree}\n", "")
