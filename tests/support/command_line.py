@@ -116,6 +116,15 @@ def run_collector(directory: Path, *options: str) -> Iterator[Collector]:
         process.communicate(timeout=DEADLINE_S)
 
 
+def collect_program(directory: Path, program: Path, *arguments: str, env: Mapping[str, str]) -> None:
+    """Collect what a Python program sends under ``splunk-profiler run``, until it has ended."""
+    with run_collector(directory) as collector:
+        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
+        ended = splunk_profiler("run", "--", sys.executable, program, *arguments, env={**env, **endpoint})
+        assert ended.returncode == 0, ended.stderr
+        collector.end()
+
+
 def collect_batch(directory: Path, data_format: str, *numbers: int) -> str:
     """Collect records of ``examples/batch.py`` with these arguments; return the output of `collect`."""
     settings = {

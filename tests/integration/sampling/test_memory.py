@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import ROOT, run_collector, splunk_profiler
+from command_line import ROOT, collect_program, splunk_profiler
 from ledger_run import run_target
 from profile_schema import decode
 from target_process import Target
@@ -164,16 +164,12 @@ def test_process_whose_every_allocation_is_sampled_ends_well(scenario: str) -> N
 
 def test_report_names_the_line_of_a_leak(tmp_path: Path) -> None:
     example = ROOT / "examples" / "leaky.py"
-    with run_collector(tmp_path) as collector:
-        settings = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}",
-            "SPLUNK_PROFILER_MEMORY_ENABLED": "true",
-            "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
-            "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000",
-        }
-        ended = splunk_profiler("run", "--", sys.executable, example, "4", env=settings)
-        assert ended.returncode == 0, ended.stderr
-        collector.end()
+    settings = {
+        "SPLUNK_PROFILER_MEMORY_ENABLED": "true",
+        "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "1000",
+    }
+    collect_program(tmp_path, example, "4", env=settings)
     source = example.read_text("utf-8").splitlines()
     leaking = next(number for number, line in enumerate(source, 1) if "json.loads(DOCUMENT)" in line)
     first = json.loads(splunk_profiler("report", tmp_path, "--json").stdout)["memory"]["lines"][0]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from browser import Page
-from command_line import ROOT, run_collector, splunk_profiler
+from command_line import ROOT, collect_program
 from viewer_page import IN_BROWSER, SCREENS, act, click, shown_on
 
 pytestmark = [
@@ -21,17 +20,13 @@ ROWS = "[...byId('source-lines').querySelectorAll('tbody tr')].map((row) => [...
 
 
 def test_a_leak_is_found_by_its_line(page: Page, tmp_path: Path) -> None:
-    with run_collector(tmp_path) as collector:
-        settings = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}",
-            "SPLUNK_PROFILER_MEMORY_ENABLED": "true",
-            "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "65536",
-            "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
-            "SPLUNK_PROFILER_EXPORT_INTERVAL": "500",
-        }
-        ended = splunk_profiler("run", "--", sys.executable, LEAKY, "4", env=settings)
-        assert ended.returncode == 0, ended.stderr
-        collector.end()
+    settings = {
+        "SPLUNK_PROFILER_MEMORY_ENABLED": "true",
+        "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "65536",
+        "SPLUNK_PROFILER_DATA_FORMAT": "pprof-gzip-base64",
+        "SPLUNK_PROFILER_EXPORT_INTERVAL": "500",
+    }
+    collect_program(tmp_path, LEAKY, "4", env=settings)
     with shown_on(page, tmp_path) as address:
         page.open(address)
         act(page, "byId('value').value = 'inuse_space'; byId('value').dispatchEvent(new Event('change'))")

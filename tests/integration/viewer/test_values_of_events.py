@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from browser import Page
-from command_line import ROOT, run_collector, splunk_profiler
+from command_line import ROOT, collect_program, splunk_profiler
 from pprof_tool import run_pprof
 from target_process import TESTS
 from viewer_page import IN_BROWSER, act, shown, shown_on
@@ -44,12 +44,7 @@ OF_MEMORY, IN_USE = ["alloc_samples", "alloc_space"], ["inuse_space", "inuse_obj
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what a collector has received of a process with all kinds of events."""
     directory = tmp_path_factory.mktemp("events")
-    with run_collector(directory) as collector:
-        endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"}
-        program = TESTS / "targets" / "all_events.py"
-        ended = splunk_profiler("run", "--", sys.executable, program, "4", env={**SETTINGS, **endpoint})
-        assert ended.returncode == 0, ended.stderr
-        collector.end()
+    collect_program(directory, TESTS / "targets" / "all_events.py", "4", env=SETTINGS)
     return directory
 
 
