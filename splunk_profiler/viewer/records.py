@@ -12,6 +12,8 @@ import struct
 from collections.abc import KeysView, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from splunk_profiler.pipeline import gil_waits
+from splunk_profiler.pipeline.gil_waits import GilWaits
 from splunk_profiler.viewer.dumps import Dump, parse
 from splunk_profiler.viewer.model import LONG_PROFILE_NS, UNKNOWN_SPAN, Facets, Sample, Span, SpanKey, name_value
 from splunk_profiler.viewer.otlp_files import (
@@ -41,6 +43,8 @@ from splunk_profiler.viewer.profile_messages import (
 from splunk_profiler.viewer.recording import IN_USE, Recording
 from splunk_profiler.viewer.recording import Place as SamplePlace
 
+_GIL_VALUES = (("gil_wait", "nanoseconds"), ("gil_long_waits", "count"), ("gil_snapshots", "count"))
+_GIL_PLACE = Place("[process].gil_wait", "", 0, "", "")  # the waits are no time of a thread, and have no stack
 _TEXT_UNITS = {"samples": "count", "wall": "nanoseconds", "alloc_space": "bytes"}
 _STATES = {"RUNNABLE": "running", "WAITING": "waiting"}
 # Labels that have a facet of their own, and ids.
@@ -182,6 +186,7 @@ class RecordReader:
                 name_value(self.recording.units, texts[each.type], texts[each.unit]) for each in message.sample_type
             ]
             samples = self._sum_samples(message, texts, values)
+            waits = _sum_waits([texts[place] for place in message.comment])
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         if message.duration_nanos <= LONG_PROFILE_NS:
@@ -189,6 +194,10 @@ class RecordReader:
             self.lengths[sender.process] = sorted(longest)[-3:]  # of kinds that have the same time once
         if any(name.startswith(IN_USE) for name in values):
             self.recording.note_heap(sender.process, time_ns, message.duration_nanos)
+        if waits.snapshot_count:
+            names = [name_value(self.recording.units, *each) for each in _GIL_VALUES]
+            sums = waits.sum_ns, waits.long_count, waits.snapshot_count
+            samples[self._pack(_GIL_PLACE), ()] = _Sum([_GIL_PLACE], dict(zip(names, sums, strict=True)))
         for (stack, labels), (leaf, weights) in samples.items():
             named = dict(labels)
             state = named.get("thread.state", "")
@@ -317,6 +326,16 @@ class RecordReader:
                 )
         except ValueError:  # `DumpError`, `ProfileError`, or what should be a time or a number
             self.unread += 1
+
+
+def _sum_waits(comments: Sequence[str]) -> GilWaits:
+    """Return the waits for the GIL that comments describe."""
+    whole = GilWaits()
+    for comment in comments:
+        whole = whole.plus(gil_waits.parse(comment))
+    if whole.sum_ns > _MAX_WEIGHT:
+        raise ValueError("the waits for the GIL are too large")
+    return whole
 
 
 def _span(span: dict[str, Any], key: SpanKey, sender: Sender) -> Span:

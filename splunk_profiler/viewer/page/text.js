@@ -9,6 +9,7 @@ const NAMES = Object.assign(Object.create(null), {
   collections: "collections of garbage", exceptions: "exceptions", tasks: "waiting tasks", task_wait: "waits of tasks",
   loop_blocks: "blocks of event loops", loop_blocked: "event loops blocked",
   lock_waiters: "waits for a lock", lock_delay: "locks held while others wait",
+  gil_wait: "waits of snapshots for the GIL", gil_long_waits: "waits for the GIL over 5 ms", gil_snapshots: "snapshots that asked for the GIL",
 });
 const FACETS = {
   service: "service", version: "version", process: "process", endpoint: "endpoint", span: "span name", thread: "thread", code: "whose code",

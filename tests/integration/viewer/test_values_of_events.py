@@ -37,6 +37,7 @@ SETTINGS = {
 }
 OF_TIME = ["cpu", "wall", "samples", "collections", "gc", "tasks", "task_wait", "loop_blocks", "loop_blocked"]
 OF_LOCKS, OF_EXCEPTIONS = ["lock_waiters", "lock_delay"], ["exceptions"] * (sys.version_info >= (3, 12))
+OF_THE_GIL = ["gil_wait", "gil_long_waits", "gil_snapshots"]
 OF_MEMORY, IN_USE = ["alloc_samples", "alloc_space"], ["inuse_space", "inuse_objects"]
 
 
@@ -66,7 +67,7 @@ def totals(page: Page, recorded: Path) -> Iterator[dict[str, int]]:
 
 def test_the_menu_has_all_values(totals: dict[str, int]) -> None:
     assert {name for name, total in totals.items() if total} == {
-        *(*OF_TIME, *OF_LOCKS, *OF_EXCEPTIONS, *OF_MEMORY, *IN_USE)
+        *(*OF_TIME, *OF_LOCKS, *OF_THE_GIL, *OF_EXCEPTIONS, *OF_MEMORY, *IN_USE)
     }
 
 
@@ -84,6 +85,8 @@ def test_totals_of_all_values_are_those_of_the_report(totals: dict[str, int], re
         "alloc_space": sum(each["allocated_bytes"] for each in lines),
         "inuse_space": sum(each["in_use_bytes"] for each in lines),
     }
+    waits = profiles["gil_waits"]
+    expected |= zip(OF_THE_GIL, (waits["sum_ns"], waits["long_count"], waits["snapshot_count"]), strict=True)
     if OF_EXCEPTIONS:
         expected["exceptions"] = sum(each["count"] for each in profiles["exceptions"])
     assert {name: totals[name] for name in expected} == expected
@@ -101,7 +104,8 @@ def test_totals_of_all_values_are_those_of_pprofs_own_tool(
         suffix: sorted(path.name for path in tmp_path.glob(f"*{suffix}"))
         for suffix in ("[0-9].pprof", "-allocation.pprof")
     }
-    for name in totals.keys() - {*IN_USE}:  # of these the page has the last profile of each process
+    # Of what is in use the page has the last profile of each process; waits for the GIL are a comment.
+    for name in totals.keys() - {*IN_USE, *OF_THE_GIL}:
         of_it = files["-allocation.pprof" if name in OF_MEMORY else "[0-9].pprof"]
         unit = "B" if name == "alloc_space" else "ns"
         printed = run_pprof(

@@ -15,7 +15,7 @@ from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
-from splunk_profiler.viewer.model import HOUR_NS, Selection
+from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, Selection
 from splunk_profiler.viewer.profile_messages import MAX_ITEMS, MAX_MESSAGE_BYTES, ProfileError
 from splunk_profiler.viewer.recording import Recording
 
@@ -31,6 +31,14 @@ def profile(
     message.function.add(id=1, name=3, filename=4)
     message.location.add(id=1).line.add(function_id=1, line=7)
     message.sample.add(location_id=[1], value=[weight])
+    return message
+
+
+def commented(comment: str, time_ns: int = 5) -> ProfileMessage:
+    """A profile with a comment."""
+    message = profile(time_ns=time_ns)
+    message.string_table.append(comment)
+    message.comment.append(len(message.string_table) - 1)
     return message
 
 
@@ -226,3 +234,28 @@ def test_a_profile_with_a_negative_value_is_an_unread_record(tmp_path: Path) -> 
     files.refresh()
     assert files.note.startswith("2 records could not be read. odd.pprof: the profile is not consistent")
     assert files.recording.weights(Selection("samples")).sum() == 1
+
+
+def test_waits_for_the_gil_are_values_in_files_and_stores(tmp_path: Path) -> None:
+    said = ("other", "gil.wait: mean 1.500 ms, max 9.000 ms, 1 of 10 over 5 ms")
+    lines = [line_of(commented(each, time_ns=NOON_NS + at)) for at, each in enumerate(2 * said)]
+    (tmp_path / "logs.jsonl").write_text("".join(lines), "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    expected = {("gil_wait", "nanoseconds"): 30_000_000, ("gil_long_waits", "count"): 2, ("gil_snapshots", "count"): 20}
+    assert sums_by_unit(files.recording) == {**expected, ("samples", "count"): 4}
+    assert files.recording.facet_values(Selection("gil_wait"))["process"].values == [("shop", 30_000_000)]
+    path = tmp_path / "store.db"
+    with writing(path) as writer:
+        put(writer, *lines)
+        for now_ns in (NOON_NS, NOON_NS + 2 * HOUR_NS, NOON_NS + 2 * DAY_NS):  # a part, joined, and sums by minute
+            writer.run_maintenance(now_ns, hold_ns=0)
+            assert sums_by_unit(LiveStore(path).recording) == {**expected, ("samples", "count"): 4}
+
+
+def test_waits_for_the_gil_beyond_64_bits_make_a_profile_unread(tmp_path: Path) -> None:
+    odd = commented("gil.wait: mean 999999999.000 ms, max 1.000 ms, 1 of 999999999 over 5 ms")
+    (tmp_path / "odd.pprof").write_bytes(odd.SerializeToString())
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    assert (files.unread, files.recording.values) == (1, set())
