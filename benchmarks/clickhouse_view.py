@@ -109,6 +109,8 @@ def measure(quick: bool) -> Iterator[Result]:
         fill(database, records, profiles)
         shown: list[ClickHouse] = []
         loaded_ms = time_ms(lambda: shown.append(ClickHouse(database.address, database.environment)))
+        growing = ClickHouse(database.address, database.environment, refresh_ns=0)
+        refresh_ms = time_ms(growing.refresh, ROUNDS)
         one_ms = time_ms(lambda: ClickHouse(database.address, database.environment, service="service-7"))
         answers = Answers(shown[0])
         wall = Selection("wall")
@@ -140,6 +142,7 @@ def measure(quick: bool) -> Iterator[Result]:
                 "profiles": profiles,
                 "rows": shown[0].recording.count(),
                 "loaded_ms": loaded_ms,
+                "refresh_ms": refresh_ms,
                 "one_service_loaded_ms": one_ms,
                 "trace_ms": first_trace_ms,
                 "five_minutes_ms": first_stretch_ms,

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median_high
 from typing import Any
 
 from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, parse_address
@@ -27,6 +26,7 @@ from splunk_profiler.viewer.clickhouse_tables import (
     Part,
     Period,
     SampleTable,
+    SeenProfiles,
     attribute,
     between,
     one_of,
@@ -35,16 +35,13 @@ from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import DAY_NS, HOUR_NS, NEVER_NS, TRACE, Selection, Span
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.recording import Recording
-from splunk_profiler.viewer.records import HOST_STACKS, UNKNOWN_SERVICE, VERSION, ProfileLengths, RecordReader
+from splunk_profiler.viewer.records import HOST_STACKS, UNKNOWN_SERVICE, VERSION, RecordReader
 from splunk_profiler.viewer.source import Source, check_request_filters
 
 _STEPS = 120  # of the whole time, in each of which samples are counted
 _MIN_STEP_NS = 10**9
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a table, without quotes
 _LAG_NS = 30 * 10**9  # records come so much later than their time
-# A profile has the time of its beginning: what it is longer than usual it comes later. By default it lasts 10 s, and up
-# to the next snapshot.
-_USUAL_PROFILE_NS, _MIN_REPORTED_DELAY_NS = 15 * 10**9, 5 * 10**9
 _REFRESH_NS = 5 * 10**9
 _MAX_IDS = 2000  # of spans in one question, whose parameters are in its address
 _MAX_SPANS = 100_000  # of a trace
@@ -56,14 +53,14 @@ class _Reading:
     """The samples of a part, as far as they have been read.
 
     Attributes:
-        until_ns: until when.
+        until_ns: until when, of all times; the part may end before that.
         unread: records that could not be read.
         left_out: older profiles.
         has_all_ids: all samples of traces have the ids of these.
         names_due: readers whose span names have not been asked for, with the period of their samples.
         names_missing: those with spans that were not there yet: they may come later.
         asked_ns: when these were asked for last.
-        lengths: of the longest profiles of each process.
+        seen: profiles that are not read again.
     """
 
     part: Part
@@ -75,14 +72,16 @@ class _Reading:
     names_due: list[tuple[RecordReader, Period]] = field(default_factory=list)
     names_missing: list[tuple[RecordReader, Period]] = field(default_factory=list)
     asked_ns: int = 0
-    lengths: ProfileLengths = field(default_factory=dict)
+    seen: SeenProfiles = field(default_factory=SeenProfiles)
+
+    @property
+    def end_ns(self) -> int:
+        """Until when the part has been read."""
+        return min(self.until_ns, self.part.until_ns)
 
 
 class ClickHouse(Source):
     """Some hours of a database, up to `until_ns` or else to its newest record; new ones are added after half a minute.
-
-    Profiles of more than 15 seconds come later by what they are longer, and all wait for them. A process that was
-    stopped sends one that is longer than all its others, or of more than eleven minutes: it is not waited for.
 
     Raises:
         SourceError: the database cannot be asked, or has no records; or there is no such table of samples.
@@ -124,14 +123,9 @@ class ClickHouse(Source):
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since_ns // 10**9))
         self._reach = f"Records before {since} are not shown: see --last-hours."
         self.follows = until_ns > time.time_ns()
-        self._late_ns = 0
-        self._begin(Part(since_ns, until_ns, self._services, (), step_ns))
-        if self._late_ns and self.follows:  # profiles that have not come yet were passed over
-            self._begin(self._all.part)
-
-    def _begin(self, whole: Part) -> None:
+        whole = Part(since_ns, until_ns, self._services, (), step_ns)
         self.recording = Recording(_MIN_STEP_NS)
-        self._all = _Reading(whole, self.recording, whole.since_ns)
+        self._all = _Reading(whole, self.recording, since_ns)
         self._read_new()
         self._asked_ns = time.time_ns()
 
@@ -152,18 +146,12 @@ class ClickHouse(Source):
             raise SourceError(self._failure)
 
     def _read_new(self) -> None:
-        until_ns = time.time_ns() - self._lag_ns - self._late_ns
-        is_new = self._read(self._all, until_ns)  # which may change the version as well
+        is_new = self._read(self._all, time.time_ns() - self._lag_ns)  # which may change the version as well
         self.version += is_new or bool(self._all.names_due)
         self.unread = self._all.unread
         self.remark = self._reach
         if self._all.left_out:
             self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
-        longest_ns = max((median_high(of_process)[0] for of_process in self._all.lengths.values()), default=0)
-        self._late_ns = max(0, longest_ns - _USUAL_PROFILE_NS)
-        if self._late_ns >= _MIN_REPORTED_DELAY_NS and self.follows:
-            late, longest = (-(-each_ns // 10**9) for each_ns in (self._late_ns, longest_ns))
-            self.remark += f" New records come {late} s later than usual: a profile was as long as {longest} s."
         self._name_spans(self._all)
 
     def recording_of(self, selection: Selection) -> Recording:
@@ -215,7 +203,7 @@ class ClickHouse(Source):
         if not self._span_columns:
             return 0
         since_ns = self._all.part.since_ns if selection.since_ns is None else selection.since_ns
-        until_ns = self._all.until_ns if selection.until_ns is None else selection.until_ns
+        until_ns = self._all.end_ns if selection.until_ns is None else selection.until_ns
         parameters: Parameters = {
             "since": since_ns,
             "until": until_ns,
@@ -268,11 +256,11 @@ class ClickHouse(Source):
         """Read what a part has until then, all or nothing; return True if there is any."""
         self._name_late_spans(reading)
         period = Period(reading.until_ns, min(until_ns, reading.part.until_ns))
-        if period.until_ns <= period.since_ns:
+        if until_ns <= reading.until_ns:
             return False
-        answers = self._table.ask(reading.part, period)
+        answers = self._table.ask(reading.part, period, reading.seen)
         for found in answers:
-            reader = RecordReader(reading.recording, reading.lengths)
+            reader = RecordReader(reading.recording)
             reading.has_all_ids &= found.add_to(reader)
             reading.unread += reader.unread
             reading.left_out += found.left_out
@@ -280,7 +268,7 @@ class ClickHouse(Source):
                 reading.names_due.append((reader, period._replace(since_ns=found.names_due_since_ns)))
             elif found:
                 self._wait_for_spans(reading, reader, period)
-        reading.until_ns = period.until_ns
+        reading.until_ns = until_ns
         return any(answers)
 
     def _name_spans(self, reading: _Reading) -> None:
@@ -324,8 +312,8 @@ class ClickHouse(Source):
         rows = self._client.rows(
             f"SELECT TraceId, SpanId, SpanName FROM {SPANS} WHERE {between('Timestamp')}"
             " AND toUnixTimestamp64Nano(Timestamp) + toInt64(Duration) >= {until:Int64}",
-            since=max(0, reading.until_ns - SPANS_BEFORE_NS),
-            until=reading.until_ns,
+            since=max(0, reading.end_ns - SPANS_BEFORE_NS),
+            until=reading.end_ns,
         )
         names = {(trace, span): name for trace, span, name in rows}
         for reader, _ in reading.names_missing:

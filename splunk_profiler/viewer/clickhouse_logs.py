@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from splunk_profiler.viewer.clickhouse_client import Rows
 from splunk_profiler.viewer.clickhouse_tables import (
     SPANS,
     Found,
@@ -17,11 +18,12 @@ from splunk_profiler.viewer.clickhouse_tables import (
     Period,
     Question,
     SampleTable,
+    SeenProfiles,
     one_of,
     service_of,
     split_sender,
 )
-from splunk_profiler.viewer.model import MINUTE_NS
+from splunk_profiler.viewer.model import LONG_PROFILE_NS, MINUTE_NS
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -73,12 +75,21 @@ class _Texts(Found):
         return has_all_ids
 
 
+@dataclass(frozen=True)
 class _Profiles(Found):
-    """The newest profiles."""
+    """The newest profiles, and how many there are of each time; those that have been `seen` may be among them."""
+
+    counts: dict[int, int]
+    seen: SeenProfiles
 
     def add_to(self, reader: RecordReader) -> bool:
+        self.seen.counts.update(self.counts)
         for row in self.rows:
-            sender, (body,) = split_sender(row)
+            sender, (time_ns, body) = split_sender(row)
+            hash_ = hash((sender, time_ns, body))
+            if hash_ in self.seen.hashes:
+                continue
+            self.seen.hashes.add(hash_)
             try:
                 reader.add_message(sender, decode_body(body))
             except ValueError:
@@ -92,12 +103,18 @@ class LogTable(SampleTable):
     content = "records of the profiler"
     where_traces_are = "Profiles are searched at the time and in the services of its spans."
 
-    def ask(self, part: Part, period: Period) -> list[Found]:
-        """Return samples as text, which are counted, and as profiles; of traces without a time those of their spans."""
-        of_profiles = [(part, period)]
+    def ask(self, part: Part, period: Period, seen: SeenProfiles) -> list[Found]:
+        """Return samples as text, which are counted, and as profiles; of traces without a time those of their spans.
+
+        A profile has the time of its beginning and comes after its end: it is read whenever it comes, within the
+        longest time that one can last.
+        """
+        of_texts = [] if period.is_empty else [self._ask_texts(part, period)]
+        with_late = period._replace(since_ns=max(part.since_ns, period.since_ns - LONG_PROFILE_NS))
+        of_profiles = [] if with_late.is_empty else [(part, with_late)]
         if part.traces and not part.since_ns:  # they are in the bodies: those of the whole table would be too many
-            of_profiles = list(self._narrowed(part, period))
-        return [self._ask_texts(part, period), *(self._ask_profiles(*each) for each in of_profiles)]
+            of_profiles = [narrowed for each in of_profiles for narrowed in self._narrowed(*each)]
+        return [*of_texts, *(self._ask_profiles(*each, seen) for each in of_profiles)]
 
     def _ask_texts(self, part: Part, period: Period) -> _Texts:
         numbers = (self._attribute("LogAttributes", name) for name in ("source.event.period", "memory.allocated"))
@@ -111,15 +128,27 @@ class LogTable(SampleTable):
         )
         return _Texts(rows, dict(bodies))
 
-    def _ask_profiles(self, part: Part, period: Period) -> _Profiles:
+    def _ask_profiles(self, part: Part, period: Period, seen: SeenProfiles) -> _Profiles:
+        """Return the newest profiles of the times of which there are more than have been seen."""
         condition, parameters = self._records(part, period, is_text=False)
-        ((count,),) = self._client.rows(f"SELECT count() FROM {self.name} AS r WHERE {condition}", **parameters)
-        rows = self._client.rows(
-            f"SELECT {', '.join(self._sender())}, r.Body FROM {self.name} AS r WHERE {condition}"
-            f" ORDER BY r.Timestamp DESC LIMIT {_MAX_PROFILES}",
+        time_ns = "toUnixTimestamp64Nano(r.Timestamp)"
+        counted = self._client.rows(
+            f"SELECT {time_ns} AS time_ns, count() FROM {self.name} AS r WHERE {condition}"
+            " GROUP BY time_ns ORDER BY time_ns DESC",
             **parameters,
         )
-        return _Profiles(rows, left_out=max(0, int(count) - _MAX_PROFILES), names_due_since_ns=period.since_ns)
+        counts = {time: count for time, count in (map(int, row) for row in counted) if seen.counts.get(time) != count}
+        newest = list(counts)[:_MAX_PROFILES]
+        rows = Rows([])
+        if newest:
+            parameters.update(since=newest[-1], until=newest[0] + 1)
+            rows = self._client.rows(
+                f"SELECT {', '.join(self._sender())}, {time_ns}, r.Body FROM {self.name} AS r WHERE {condition}"
+                f" AND {time_ns} IN ({', '.join(map(str, newest))}) ORDER BY r.Timestamp DESC LIMIT {_MAX_PROFILES}",
+                **parameters,
+            )
+        left_out = max(0, sum(counts.values()) - _MAX_PROFILES)
+        return _Profiles(rows, counts, seen, left_out=left_out, names_due_since_ns=period.since_ns)
 
     def _narrowed(self, part: Part, period: Period) -> Iterator[tuple[Part, Period]]:
         """Yield the services of the spans of a part's traces, and their time, if there are any in the period."""

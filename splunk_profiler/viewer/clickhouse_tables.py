@@ -30,6 +30,11 @@ class Period(NamedTuple):
     since_ns: int
     until_ns: int
 
+    @property
+    def is_empty(self) -> bool:
+        """True if there are no such times."""
+        return self.since_ns >= self.until_ns
+
 
 class Part(NamedTuple):
     """Samples from `since_ns` until before `until_ns`: of these services and traces, or of all if none is named.
@@ -42,6 +47,19 @@ class Part(NamedTuple):
     services: tuple[str, ...]
     traces: tuple[str, ...]
     step_ns: int
+
+
+@dataclass(slots=True)
+class SeenProfiles:
+    """Profiles that have been read.
+
+    Attributes:
+        counts: how many there were of each time; those that were left out count as well.
+        hashes: of those that were read, with their senders.
+    """
+
+    counts: dict[int, int] = field(default_factory=dict)
+    hashes: set[int] = field(default_factory=set)
 
 
 class Question(NamedTuple):
@@ -94,8 +112,8 @@ class SampleTable:
         self._columns = columns
         self._has_spans = bool(span_columns)
 
-    def ask(self, part: Part, period: Period) -> list[Found]:
-        """Return the samples of a part in a period.
+    def ask(self, part: Part, period: Period, seen: SeenProfiles) -> list[Found]:
+        """Return a part's samples of a period, which may be empty, and profiles that came after those of their time.
 
         Raises:
             SourceError: the database cannot be asked, or has too many different ones.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from splunk_profiler.pipeline import gil_waits
 from splunk_profiler.pipeline.gil_waits import GilWaits
 from splunk_profiler.viewer.dumps import Dump, parse
-from splunk_profiler.viewer.model import LONG_PROFILE_NS, UNKNOWN_SPAN, Facets, Sample, Span, SpanKey, name_value
+from splunk_profiler.viewer.model import UNKNOWN_SPAN, Facets, Sample, Span, SpanKey, name_value
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
     CPU,
@@ -52,7 +52,6 @@ _NO_FACETS = {"endpoint", "local_root_span_id", "span_id", "thread.id", "thread.
 UNKNOWN_SERVICE = "unknown service"  # in place of its name
 HOST_STACKS = "elastic.profiler_stack_trace_ids"  # an attribute of spans
 _SIGNALS = {f"resource{each}" for each in ("Logs", "Spans", "Metrics", "Profiles")}  # of which a request has one
-ProfileLengths = dict[str, list[tuple[int, int]]]  # lengths and times, by process
 _FRAME = struct.Struct("=ii")  # function and line
 _MAX_LINE = (1 << 31) - 1
 _MAX_WEIGHT = (1 << 63) - 1
@@ -120,13 +119,11 @@ class RecordReader:
 
     Attributes:
         unread: records of the profiling scope, spans and requests that could not be read.
-        lengths: by process the lengths and times of its three longest profiles up to `LONG_PROFILE_NS`.
         span_names: names of all spans that have come.
     """
 
-    def __init__(self, recording: Recording, lengths: ProfileLengths | None = None) -> None:
+    def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.lengths = {} if lengths is None else lengths
         recording.units.update(_TEXT_UNITS)
         self.unread = 0
         self._stacks: dict[bytes, Stack] = {}  # by the digest of their text
@@ -189,9 +186,6 @@ class RecordReader:
             waits = _sum_waits([texts[place] for place in message.comment])
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
-        if message.duration_nanos <= LONG_PROFILE_NS:
-            longest = {*self.lengths.get(sender.process, ()), (message.duration_nanos, time_ns)}
-            self.lengths[sender.process] = sorted(longest)[-3:]  # of kinds that have the same time once
         if any(name.startswith(IN_USE) for name in values):
             self.recording.note_heap(sender.process, time_ns, message.duration_nanos)
         if waits.snapshot_count:

@@ -117,30 +117,25 @@ def test_readers_that_wait_for_spans_keep_no_stacks(database: Database, with_tra
     assert len(kept) == (2 if with_traces else 0)  # of the whole and of the stretch, while spans may come
 
 
-def test_profiles_of_the_usual_interval_are_read_once_at_the_start(database: Database) -> None:
-    questions = []
-    database.make_tables("by_timestamp_time")
-    for duration_ns in (10 * SECOND_NS, 10 * SECOND_NS + 200_000):  # a window ends at the nearest snapshot
-        time_ns = seconds_ago(600)
-        profile = replace(small_profile(), time_ns=time_ns, duration_ns=duration_ns)
-        database.insert([profile_line(record_body(profile), time_ns=time_ns)])
-        with run_relay(database.port) as (relay, port):
-            ClickHouse(f"clickhouse://127.0.0.1:{port}/{database.name}", database.environment)
-            questions.append(relay.questions)
-    assert questions[0] == questions[1] > 0
-
-
-def test_profiles_of_a_minute_are_waited_for_until_they_end(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seconds", [60, 290, 600])
+def test_a_profile_is_read_when_it_comes_however_late(
+    database: Database, monkeypatch: pytest.MonkeyPatch, seconds: int
 ) -> None:
     now_ns = time.time_ns()
     database.make_tables("by_timestamp_time")
-    insert_profile(database, now_ns - 600 * SECOND_NS, seconds=60)
+    for ago in (900, 890, 880, 870):
+        insert_profile(database, now_ns - ago * SECOND_NS, seconds=10)
     shown = ClickHouse(database.address, database.environment, refresh_ns=0)
-    insert_profile(database, now_ns - 60 * SECOND_NS, seconds=60)
+    stretch = replace(SAMPLES, since_ns=now_ns - 700 * SECOND_NS, until_ns=now_ns)
+    assert not shown.recording_of(stretch).count()
+    insert_profile(database, now_ns - seconds * SECOND_NS, seconds=seconds)
     monkeypatch.setattr(time, "time_ns", lambda: now_ns + 30 * SECOND_NS)
     shown.refresh()
-    assert shown.recording.weights(SAMPLES).sum() == 2 * 1000
+    assert shown.recording.weights(SAMPLES).sum() == 5 * 1000
+    assert shown.recording_of(stretch).weights(SAMPLES).sum() == 1000
+    version = shown.version
+    shown.refresh()
+    assert (shown.version, shown.recording.weights(SAMPLES).sum()) == (version, 5 * 1000)
 
 
 def test_after_a_pause_profiles_of_a_minute_are_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,43 +152,25 @@ def test_after_a_pause_profiles_of_a_minute_are_read(database: Database, monkeyp
     assert shown.recording.weights(SAMPLES).sum() == 2 * 1000
 
 
-def test_a_profile_longer_than_others_of_its_process_delays_nothing(database: Database) -> None:
+def test_parts_of_a_profile_that_come_apart_are_read_once(database: Database) -> None:
+    time_ns = seconds_ago(100)
+    profiles = [replace(small_profile(), time_ns=time_ns, duration_ns=seconds * SECOND_NS) for seconds in (10, 11, 12)]
+    lines = [profile_line(record_body(profile), time_ns=time_ns) for profile in profiles]
     database.make_tables("by_timestamp_time")
-    now_ns = time.time_ns()
-    stopped = ((1290, 600), (1290, 600))  # of two kinds
-    for ago, seconds in ((1300, 10), *stopped, (690, 10), (100, 10)):
-        insert_profile(database, now_ns - ago * SECOND_NS, seconds=seconds)
-    shown = ClickHouse(database.address, database.environment)
-    assert shown.recording.weights(SAMPLES).sum() == 5 * 1000
-    assert "later than usual" not in shown.note
+    database.insert([lines[0], lines[0]])  # that was sent twice
+    shown = ClickHouse(database.address, database.environment, refresh_ns=0)
+    for line, count in ((lines[1], 2), (lines[2], 3), (lines[0], 3)):
+        database.insert([line])
+        shown.refresh()
+        assert shown.recording.weights(SAMPLES).sum() == count * 1000
 
 
-def test_the_interval_of_a_short_job_is_that_of_its_longest_profile(database: Database) -> None:
-    database.make_tables("by_timestamp_time")
-    for ago, seconds in ((600, 60), (540, 30)):
-        insert_profile(database, seconds_ago(ago), seconds=seconds)
-    assert "a profile was as long as 60 s" in ClickHouse(database.address, database.environment).note
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (19.5, ""),
-        (20.5, "New records come 6 s later than usual: a profile was as long as 21 s."),
-        (600, "New records come 585 s later than usual: a profile was as long as 600 s."),
-    ],
-)
-def test_a_delay_of_some_seconds_is_said(database: Database, seconds: float, expected: str) -> None:
+@pytest.mark.parametrize("seconds", [600, 3600])
+def test_a_profile_of_a_stopped_process_delays_nothing(database: Database, seconds: int) -> None:
     database.make_tables("by_timestamp_time")
     insert_profile(database, seconds_ago(1200), seconds=seconds)
-    note = ClickHouse(database.address, database.environment).note
-    assert note.partition("see --last-hours.")[2].strip() == expected
-
-
-def test_a_profile_that_is_too_long_delays_nothing_and_is_said(database: Database) -> None:
-    database.make_tables("by_timestamp_time")
-    insert_profile(database, seconds_ago(1200), seconds=3600)
     database.insert([sample_line(time_ns=seconds_ago(60))])
     shown = ClickHouse(database.address, database.environment)
     assert shown.recording.weights(SAMPLES).sum() == 1001
-    assert "A profile is as long as 60 minutes: all its samples are at its start." in shown.note
+    said = "A profile is as long as 60 minutes: all its samples are at its start."
+    assert (said in shown.note) == (seconds == 3600)

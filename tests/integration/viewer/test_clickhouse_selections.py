@@ -164,10 +164,10 @@ def test_profiles_left_out_are_read_when_a_service_or_stretch_is_chosen(database
         return profile_line(record_body(replace(small_profile(), time_ns=time_ns)), service=service, time_ns=time_ns)
 
     later_ns = START_NS + 60 * SECOND_NS
-    busy = lines_of("busy", later_ns)
+    busy = (lines_of("busy", later_ns + place) for place in range(MANY_PROFILES))
     database.make_tables("json")
     span = span_line("SELECT", SPAN_ID, times_ns=(START_NS, START_NS)).replace(TRACE, TRACE_ID)
-    database.insert([lines_of("quiet", START_NS), span, *[busy] * MANY_PROFILES])
+    database.insert([lines_of("quiet", START_NS), span, *busy])
     shown = Answers(ClickHouse(database.address, database.environment))
     note = shown.overview()["note"]
     assert note.endswith("--last-hours. 1 older profiles were left out: select a service or a shorter time.")
