@@ -35,6 +35,8 @@ _KINDS = {
     ("concurrent.futures._base", "wait"): "future",
     ("concurrent.futures._base", "as_completed"): "future",
     ("concurrent.futures.thread", "_worker"): IDLE,
+    ("concurrent.futures.process", "_process_worker"): IDLE,
+    ("multiprocessing.pool", "worker"): IDLE,
     ("multiprocessing.synchronize.Condition", "wait"): "condition",
     ("multiprocessing.synchronize.Event", "wait"): "event",
     ("multiprocessing.synchronize.SemLock", "__enter__"): "lock",
@@ -73,7 +75,7 @@ _GREENLETS = {
 # Between the frames of a primitive and those of one that uses it.
 _MODULES = (
     *("threading", "queue", "concurrent.futures", "multiprocessing.synchronize", "multiprocessing.queues"),
-    "logging.handlers",
+    *("multiprocessing.connection", "multiprocessing.pool", "selectors", "logging.handlers"),
     *("asyncio.locks", "asyncio.queues", "asyncio.mixins", "asyncio.tasks", "sqlalchemy", "psycopg_pool"),
     *("redis.connection", "redis.asyncio.connection", "pymongo.pool", "pymongo.synchronous.pool"),
     *("pymongo.asynchronous.pool", "pymongo.lock", "asyncpg.pool", "asyncpg.compat", "asyncpg._asyncio_compat"),

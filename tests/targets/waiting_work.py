@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib
+import multiprocessing
 import queue
 import sys
 import threading
@@ -79,6 +80,7 @@ class Shop:
         self.changed = threading.Condition()
         self.work: queue.Queue[None] = queue.Queue()
         self.letters: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.parcels: multiprocessing.queues.SimpleQueue[None] = multiprocessing.SimpleQueue()
         self.paid: Future[None] = Future()
 
     def enter(self) -> None:
@@ -102,6 +104,12 @@ class Shop:
     def take_letter(self) -> None:
         self.read_letter()
 
+    def read_parcel(self) -> None:
+        self.parcels.get()
+
+    def take_parcel(self) -> None:
+        self.read_parcel()
+
     def see_paid(self) -> None:
         self.paid.result()
 
@@ -112,7 +120,8 @@ class Shop:
 def wait_for_locks() -> None:
     """Hold a lock that others want, while a pool and a thread wait for work."""
     shop = Shop()
-    waits = [shop.enter, shop.acquire, shop.take_change, shop.take_work, shop.take_letter, shop.see_paid]
+    waits = [shop.enter, shop.acquire, shop.take_change, shop.take_work]
+    waits += [shop.take_letter, shop.take_parcel, shop.see_paid]
     threads = [threading.Thread(target=wait, name=wait.__name__) for wait in waits]
     with ThreadPoolExecutor(1, "pool") as pool:
         pool.submit(int).result()
@@ -122,6 +131,7 @@ def wait_for_locks() -> None:
             time.sleep(WAIT_S)
         shop.work.put(None)
         shop.letters.put(None)
+        shop.parcels.put(None)
         shop.paid.set_result(None)
         for thread in threads:
             thread.join()

@@ -95,6 +95,7 @@ def test_waits_for_locks_are_labelled_by_kind_and_idle_threads_apart(walker: str
         ("take_change", "condition"),
         ("take_work", "idle"),
         ("take_letter", "queue"),
+        ("take_parcel", "queue"),
         ("see_paid", "future"),
         ("pool_0", "idle"),
     } <= long

@@ -9,6 +9,12 @@ from splunk_profiler.pipeline.waits import Wait, find_wait, wait_kind
 
 BOOTSTRAP = ["threading.Thread:run", "threading.Thread:_bootstrap_inner", "threading.Thread:_bootstrap"]
 SHOP = ["shop:pay", "shop:serve"]
+PROCESS = ["multiprocessing.process.BaseProcess:run", "multiprocessing.process.BaseProcess:_bootstrap"]
+RECEIVE = [f"multiprocessing.connection.{each}" for each in ("Connection:_recv", "Connection:_recv_bytes")]
+RECEIVE.append("multiprocessing.connection._ConnectionBase:recv_bytes")
+POLL = ["selectors._PollLikeSelector:select", "multiprocessing.connection:wait"]
+POLL += [f"multiprocessing.connection.{each}" for each in ("Connection:_poll", "_ConnectionBase:poll")]
+RESULT = ["multiprocessing.pool.ApplyResult:wait", "multiprocessing.pool.ApplyResult:get"]
 CONDITION = "threading.Condition:wait"
 
 
@@ -72,6 +78,12 @@ def places(*calls: str) -> list[tuple[str, str]]:
         ),
         ([CONDITION, "pymongo.lock:_cond_wait", "pymongo.synchronous.pool.Pool:_get_conn", *SHOP], "pool", 3),
         ([CONDITION, "dbutils.pooled_db.PooledDB:_wait_lock", "dbutils.pooled_db.PooledDB:connection"], "pool", 2),
+        ([*RECEIVE, "multiprocessing.queues.Queue:get", *SHOP], "queue", 4),
+        ([*POLL, "multiprocessing.queues.Queue:get", *SHOP], "queue", 5),
+        ([*RECEIVE, "multiprocessing.queues.SimpleQueue:get", "multiprocessing.pool:worker", *PROCESS], "idle", 5),
+        ([*RECEIVE, "multiprocessing.queues.Queue:get", "concurrent.futures.process:_process_worker"], "idle", 4),
+        (["multiprocessing.pool:worker", *BOOTSTRAP], "idle", 1),
+        ([CONDITION, "threading.Event:wait", *RESULT, *SHOP], "event", 4),
         (["asyncio.locks.Lock:acquire", "asyncio.locks.Lock:__aenter__", *SHOP], "lock", 2),
         ([CONDITION, "queue.Queue:get", "shop:worker", *BOOTSTRAP], "idle", 2),
         ([CONDITION, "queue.Queue:get", "shop:next_item", "shop:worker", *BOOTSTRAP], "queue", 2),
@@ -105,6 +117,8 @@ def test_find_wait_has_the_outermost_primitive_and_its_caller(calls: list[str], 
     [
         *(SHOP, ["selectors.EpollSelector:select", *SHOP], ["threading.Condition:notify", *SHOP], []),
         *(["asyncio.tasks:sleep", *SHOP], ["sqlalchemy.util.concurrency:greenlet_spawn", *SHOP]),
+        [*RECEIVE, *SHOP],
+        [*POLL, "concurrent.futures.process._ExecutorManagerThread:run", *BOOTSTRAP],
         ["concurrent.futures.thread._WorkItem:run", "concurrent.futures.thread:_worker", *BOOTSTRAP],
     ],
 )
