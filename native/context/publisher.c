@@ -156,6 +156,11 @@ static HOT void on_switch(PyObject *context)
     }
 }
 
+static bool is_shown(const PyObject *variable)
+{
+    return variable == installed_config.variable || variable == installed_config.labels;
+}
+
 void publisher_uninstall(void)
 {
     if (installed_config.variable == NULL) {
@@ -196,7 +201,7 @@ PyObject *publisher_install(PyObject *module, PyObject *args)
         Py_INCREF(config.all[i]);
     }
     installed_config = config;
-    PyObject *problems = hooks_install(config.variable, (switch_callbacks){on_switch, publisher_publish},
+    PyObject *problems = hooks_install(config.variable, (switch_callbacks){on_switch, publisher_publish, is_shown},
                                        module_type(module, HOOK_PROBLEM_TYPE));
     if (problems == NULL) {
         compat_exception failure = compat_save_exception();

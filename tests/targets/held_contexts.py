@@ -261,6 +261,13 @@ def user_labels() -> None:
                 copied = contextvars.copy_context()
             at("behind it", root, route="/", tenant="a")
         elsewhere(lambda: at("a new thread has none"))
+
+        def carries_over() -> None:  # as asgiref does between sync and async code of Django
+            for variable, value in copied.items():
+                variable.set(value)
+            at("where a framework set the values of another context", root, route="/checkout", tenant="a", step="1")
+
+        elsewhere(carries_over)
         elsewhere(lambda: copied.run(at, "in a copied context on another thread", root, route="/checkout", tenant="a", step="1"))  # fmt: skip  # noqa: E501
 
         async def task() -> None:

@@ -27,6 +27,7 @@ typedef struct {
 
 /* Removing the last two lets other threads run. */
 static const hook hooks[] = {
+    {"ContextVar.set", variable_set_install, variable_set_remove},
 #if COMPAT_REPORTS_SWITCHES
     {"PyContext_AddWatcher", watcher_install, watcher_remove},
 #else
@@ -87,6 +88,13 @@ static void report_change(void)
     if (hooks_is_active()) {
         installed.callbacks.on_change();
         refresh_if_needed();
+    }
+}
+
+HOT void hooks_report_set(const PyObject *variable)
+{
+    if (hooks_is_active() && installed.callbacks.is_shown(variable)) {
+        report_change();
     }
 }
 

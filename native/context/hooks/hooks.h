@@ -2,9 +2,9 @@
  * callbacks.
  *
  * Everything here expects the GIL to be held, and belongs to the main interpreter, which alone can import the
- * module. hooks_is_active and hooks_report_switch may also be called in an interpreter with its own GIL, since
- * Context.run and the call sites of C code belong to the process. The callbacks are all that the hooks know of
- * their user.
+ * module. hooks_is_active, hooks_report_switch and hooks_report_set may also be called in an interpreter with its
+ * own GIL, since methods of built-in types and the call sites of C code belong to the process. The callbacks are all
+ * that the hooks know of their user.
  */
 #ifndef SPLUNK_PROFILER_CONTEXT_HOOKS_HOOKS_H
 #define SPLUNK_PROFILER_CONTEXT_HOOKS_HOOKS_H
@@ -23,7 +23,8 @@
 typedef struct {
     /* `context` is current now, and another one may have been before; NULL: none. */
     void (*on_switch)(PyObject *context);
-    void (*on_change)(void); /* the variable has changed in the current context */
+    void (*on_change)(void);                    /* a variable has changed in the current context */
+    bool (*is_shown)(const PyObject *variable); /* true: on_change is for this one */
 } switch_callbacks;
 
 /* Install every hook that this interpreter can have. They pass through until hooks_begin. `variable` is the
@@ -63,10 +64,15 @@ PyObject *hooks_refresh(PyObject *module, PyObject *unused);
  * current one. Keeps a pending exception. */
 void hooks_report_switch(PyObject *context);
 
+/* The same for a variable that was set in it. */
+void hooks_report_set(const PyObject *variable);
+
 /* Each hook: install returns NULL or, as a static string, what the user loses because it failed. Installing
  * twice and removing twice do nothing. None of them leaves an exception. Those of the call sites release the GIL. */
 const char *context_run_install(void); /* Context.run, before 3.14 */
 void context_run_remove(void);
+const char *variable_set_install(void); /* ContextVar.set and reset */
+void variable_set_remove(void);
 const char *relocations_install(void); /* PyContext_Enter and PyContext_Exit called by other C code, before 3.14 */
 void relocations_refresh(void);        /* cheap if no large module was loaded since */
 void relocations_remove(void);

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
 from own_memory import SPAN_KEY, Elastic, InstalledPublisher, OwnMemory, Span
+from unseen_changes import reset_unseen, set_unseen
 
 from splunk_profiler import _context
 
@@ -72,7 +73,7 @@ def test_a_missed_switch_is_repaired_and_counted(publishing: InstalledPublisher,
 
     def switch_unseen() -> Any:
         publishing.attach(known(FIRST))
-        publishing.variable.set({SPAN_KEY: known(SECOND)})
+        set_unseen(publishing.variable, {SPAN_KEY: known(SECOND)})
         return memory.elastic_slot(), memory.labels_slot()
 
     with waiting_thread(switch_unseen) as (slot, labels_slot):
@@ -88,7 +89,7 @@ def test_a_missed_switch_is_repaired_and_counted(publishing: InstalledPublisher,
 
 def test_a_missed_end_of_a_span_is_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(known(FIRST))
-    publishing.variable.reset(token)
+    reset_unseen(publishing.variable, token)
     assert memory.elastic() == shown(FIRST)
     assert _context.audit() == (1, 1)
     assert memory.elastic() == Elastic(1, 1, 0, 0, 0, 0, 0)
@@ -96,12 +97,12 @@ def test_a_missed_end_of_a_span_is_repaired(publishing: InstalledPublisher, memo
 
 def test_a_missed_change_of_labels_is_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(known(FIRST))
-    labels = publishing.labels.set(_context.UserLabels(PAIRS))
+    labels = set_unseen(publishing.labels, _context.UserLabels(PAIRS))
     assert _context.audit() == (1, 1)
     found = memory.labels()
     assert found is not None
     assert found[3:] == list(PAIRS)
-    publishing.labels.reset(labels)
+    reset_unseen(publishing.labels, labels)
     _context.detach(token)
 
 
@@ -117,11 +118,11 @@ def test_a_span_that_would_have_to_be_asked_about_is_skipped(
     publishing: InstalledPublisher, memory: OwnMemory, kind: type[Span]
 ) -> None:
     token = publishing.attach(known(FIRST))
-    inner = publishing.variable.set({SPAN_KEY: kind(TRACE, SECOND)})
+    inner = set_unseen(publishing.variable, {SPAN_KEY: kind(TRACE, SECOND)})
     assert _context.audit() == (0, 0)
     assert memory.elastic() == shown(FIRST)
     assert not publishing.asked
-    publishing.variable.reset(inner)
+    reset_unseen(publishing.variable, inner)
     _context.detach(token)
 
 
@@ -129,9 +130,9 @@ def test_a_thread_that_is_just_finding_out_is_skipped(publishing: InstalledPubli
     audits = []
 
     def answer(_: Span) -> Any:
-        token = publishing.variable.set({})
+        token = set_unseen(publishing.variable, {})
         audits.append(_context.audit())
-        publishing.variable.reset(token)
+        reset_unseen(publishing.variable, token)
         return _context.Identity(TRACE, SECOND, FIRST, 1)
 
     token = publishing.attach(known(FIRST))
@@ -153,7 +154,7 @@ def test_a_thread_that_could_not_start_another_is_compared(publishing: Installed
             threading.Thread(target=print).start()
         threading.stack_size(size)
         publishing.attach(known(FIRST))
-        publishing.variable.set({SPAN_KEY: known(SECOND)})
+        set_unseen(publishing.variable, {SPAN_KEY: known(SECOND)})
         return memory.elastic_slot()
 
     with waiting_thread(fail_and_switch_unseen) as slot:
@@ -167,7 +168,7 @@ def test_two_hundred_threads_are_compared_at_once(publishing: InstalledPublisher
     def run(number: int) -> None:
         publishing.attach(known(number + 1))
         if number % 2:
-            publishing.variable.set({})
+            set_unseen(publishing.variable, {})
         ready.wait()
         leave.wait()
 

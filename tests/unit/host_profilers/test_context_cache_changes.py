@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
 from own_memory import ATTRIBUTE, SPAN_KEY, Context, Elastic, InstalledPublisher, OwnMemory, Span
+from unseen_changes import set_unseen
 
 from splunk_profiler import _context
 
@@ -32,7 +33,7 @@ def inside(publishing: InstalledPublisher, span: Any) -> contextvars.Context:
 
 def in_context(publishing: InstalledPublisher, context: Any) -> contextvars.Context:
     outer = contextvars.copy_context()
-    outer.run(publishing.variable.set, context)
+    outer.run(set_unseen, publishing.variable, context)
     return outer
 
 
@@ -211,7 +212,7 @@ def test_looking_at_its_span_sets_labels(publishing: InstalledPublisher, memory:
 
     def set_labels() -> None:
         if to_set:
-            publishing.labels.set(to_set.pop())
+            set_unseen(publishing.labels, to_set.pop())
 
     context = in_context(publishing, Context({SPAN_KEY: attribute_that_runs(set_labels)(TRACE, ROOT)}))
     for _ in range(ENOUGH):

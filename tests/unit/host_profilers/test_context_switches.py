@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
 from context_factory import Span, attach, audit_passes, context_with_span, count_switches, current, hooks, install
+from unseen_changes import reset_unseen, set_unseen
 
 from splunk_profiler import _context as native
 
@@ -40,11 +41,22 @@ def published() -> Iterator[None]:
 def test_the_audit_finds_changes_that_the_hooks_missed() -> None:
     known = Span()
     native.detach(attach(known))
-    token = current.set(context_with_span(known))
+    token = set_unseen(current, context_with_span(known))
     assert not audit_passes()
     assert audit_passes()
-    current.reset(token)
+    reset_unseen(current, token)
     assert not audit_passes()
+
+
+def test_a_context_that_is_set_past_attach_is_published_at_once() -> None:
+    early, other = (current.set, current.reset), contextvars.ContextVar[int]("other")
+    with hooks():
+        for set_current, reset_current in (early, (current.set, current.reset)):
+            token = set_current(context_with_span())
+            assert audit_passes()
+            reset_current(token)
+            assert audit_passes()
+        assert noticed_in(lambda: other.reset(other.set(1))) == 0
 
 
 @pytest.mark.usefixtures("published")
@@ -331,7 +343,7 @@ def test_hooks_that_come_and_go_leave_every_method_as_it_was() -> None:
         with hooks(), hooks():
             attach()
             assert audit_passes()
-        assert noticed_in(lambda: copy_context().run(attach)) == 0
+        assert noticed_in(lambda: copy_context().run(current.set, context_with_span())) == 0
     assert Context.run is run
     native.uninstall()
 
