@@ -6,15 +6,7 @@ from threading import Thread
 from types import CodeType
 from typing import Any, Generic, TypeVar
 
-from splunk_profiler.raw import (
-    RawAllocation,
-    RawCollection,
-    RawException,
-    RawLoopBlock,
-    RawSnapshot,
-    RawThread,
-    TickerCounters,
-)
+from splunk_profiler.raw import RawSnapshot, RawThread, RecordedEvent, TickerCounters
 from splunk_profiler.stream.writer import Floors
 
 _Frame = TypeVar("_Frame")
@@ -64,7 +56,7 @@ class Ticker(Generic[_Frame, _Stack]):
         """Return the ring, oldest first; wait up to `timeout_ns` while it is empty and `run` may fill it."""
     def on_gc_event(self, phase: str, info: dict[str, Any], /) -> None:
         """Record a collection. Runs no Python code, so that no signal handler can raise in it."""
-    def drain_collections(self) -> list[RawCollection]:
+    def drain_collections(self) -> list[RecordedEvent]:
         """Return the kept collections, oldest first.
 
         Keeps up to 256, of which the last 64 are for collections of at least 10 ms. Beyond that,
@@ -114,7 +106,7 @@ class Ticker(Generic[_Frame, _Stack]):
         Counts subclasses of `Exception` but `StopIteration` and `StopAsyncIteration`, each object where it is
         raised first.
         """
-    def drain_exceptions(self) -> list[RawException]:
+    def drain_exceptions(self) -> list[RecordedEvent]:
         """Return the kept exceptions, oldest first.
 
         Keeps up to 1,024 until the next call. Beyond that, the next kept one stands for the others. Of many a
@@ -134,7 +126,7 @@ class Ticker(Generic[_Frame, _Stack]):
         """Change the mean distance of two samples."""
     def stop_allocations(self) -> None:
         """End `start_allocations`, for good. Idempotent."""
-    def drain_allocations(self) -> tuple[list[RawAllocation], list[int], bool]:
+    def drain_allocations(self) -> tuple[list[RecordedEvent], list[int], bool]:
         """Return the samples, oldest first, and the `live_id` of blocks that are no longer in use.
 
         The third value is True if another library has removed the hooks and they cannot be added again.
@@ -150,7 +142,7 @@ class Ticker(Generic[_Frame, _Stack]):
         """
     def slow_down_looks(self, ratio: float, /) -> None:
         """Look at event loops less often by this ratio, of at least 1, than at the start."""
-    def drain_loop_blocks(self) -> list[RawLoopBlock]:
+    def drain_loop_blocks(self) -> list[RecordedEvent]:
         """Return the blocks of `threshold_ns` and longer that have ended; one of over a second comes in parts.
 
         Once the ticker has stopped, those that have not ended as well. At most 128.

@@ -78,77 +78,26 @@ class RawSnapshot(NamedTuple):
     quiet_count: int = 0
 
 
-class RawCollection(NamedTuple):
-    """A garbage collection.
+class RecordedEvent(NamedTuple):
+    """An event as a walker recorded it: a collection of garbage, an exception, an allocation, a blocked event loop.
 
     Attributes:
-        time_ns: end of the collection since the epoch.
-        generation: 0 to 2.
-        collection_count: this collection and those of its generation since the last one kept.
-        duration_ns: total duration of these.
-    """
-
-    time_ns: int
-    thread: RawThread
-    generation: int
-    collection_count: int
-    duration_ns: int
-
-
-class RawException(NamedTuple):
-    """A raised exception.
-
-    Attributes:
-        time_ns: time of the raise since the epoch.
-        thread: the thread that raised it, with the stack at that place.
-        exception_type: its class.
-        exception_count: number of exceptions that it stands for.
-    """
-
-    time_ns: int
-    thread: RawThread
-    exception_type: type[BaseException]
-    exception_count: int
-
-
-class RawAllocation(NamedTuple):
-    """A sampled allocation, or the sum of several of one place whose blocks are no longer in use.
-
-    Attributes:
-        time_ns: time of the first allocation since the epoch.
-        live_id: number of its block if that is in use, until the drain that has this number as one that has
+        time_ns: time since the epoch: the end of a collection, the last instant at which a loop was seen blocked.
+        thread: the thread, with the stack at that place.
+        event_count: estimated number of events that it stands for; 0 for the rest of a block that was drained before.
+        event_amount: their nanoseconds or bytes.
+        live_id: number of an allocated block if that is in use, until the drain that has this number as one that has
             ended; else 0.
-        object_count: estimated number of allocations that it stands for.
-        byte_count: estimated number of bytes that it stands for.
+        details: the generation of a collection, 0 to 2; the class of an exception; of a loop, the names of its task
+            and coroutine. None where there is none.
     """
 
     time_ns: int
     thread: RawThread
+    event_count: int
+    event_amount: int
     live_id: int
-    object_count: int
-    byte_count: int
-
-
-class RawLoopBlock(NamedTuple):
-    """A time in which the thread of an event loop has neither entered nor left a context.
-
-    It is one callback, or the loop waits for work: the stack tells.
-
-    Attributes:
-        time_ns: its last instant that was seen, since the epoch.
-        thread: the thread, with its stack inside.
-        task_name: name of the task of asyncio that ran; None without one, and for some that asyncio has named.
-        coroutine_name: qualified name of its coroutine; None without one.
-        duration_ns: time from the first look at it to the last one.
-        is_continued: the block goes on from one that was drained before.
-    """
-
-    time_ns: int
-    thread: RawThread
-    task_name: str | None
-    coroutine_name: str | None
-    duration_ns: int
-    is_continued: bool
+    details: tuple[Any, Any]
 
 
 class TickerCounters(NamedTuple):

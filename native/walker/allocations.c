@@ -27,10 +27,9 @@
 #define DORMANT_BYTES (1 << 20) /* without a ticker: until a thread looks for one again */
 
 typedef struct {
-    raw_event event;                   /* first */
-    void *memory;                      /* only compared */
-    uint64_t id, live_id;              /* live_id: at the drain; 0: the block is no longer in use */
-    uint64_t object_count, byte_count; /* allocations that it stands for */
+    raw_event event; /* first; its live_id is set at the drain */
+    void *memory;    /* only compared */
+    uint64_t id;
 } raw_allocation;
 
 /* GIL. */
@@ -132,8 +131,8 @@ static void keep_sample(ticker_state *ticker, void *memory, size_t size, double 
         free(kept); /* no Python code allocates */
     }
     else {
-        kept->object_count = round_randomly(1.0 / probability);
-        kept->byte_count = round_randomly((double)size / probability);
+        kept->event.count = round_randomly(1.0 / probability);
+        kept->event.amount = round_randomly((double)size / probability);
         append_sample(ticker, kept, memory);
     }
 }
@@ -271,33 +270,19 @@ static void merge_ended(ticker_state *ticker, allocation_log *log)
         bool is_live = log->live != NULL && live_heap_report(log->live, each->memory, each->id);
         raw_allocation **slot =
             &merged[((uintptr_t)each->event.thread.stack >> 5 ^ each->event.thread.key) % MERGE_SLOTS];
-        each->live_id = is_live ? each->id : 0;
+        each->event.live_id = is_live ? each->id : 0;
         if (is_live || *slot == NULL || !is_same_thread(&(*slot)->event.thread, &each->event.thread)) {
             *slot = is_live ? *slot : each;
             link = &each->event.next;
             continue;
         }
-        (*slot)->object_count += each->object_count;
-        (*slot)->byte_count += each->byte_count;
+        (*slot)->event.count += each->event.count;
+        (*slot)->event.amount += each->event.amount;
         *link = each->event.next;
         queue->count--;
         event_free(ticker, &each->event);
     }
     queue->end = link;
-}
-
-/* Return a new reference. */
-static PyObject *convert_allocation(const module_state *module, const raw_event *event, PyObject *thread)
-{
-    const raw_allocation *raw = (const raw_allocation *)event;
-    PyObject *items[] = {
-        [ALLOCATION_time_ns] = PyLong_FromLongLong(event->time_ns),
-        [ALLOCATION_thread] = thread,
-        [ALLOCATION_live_id] = PyLong_FromUnsignedLongLong(raw->live_id),
-        [ALLOCATION_object_count] = PyLong_FromUnsignedLongLong(raw->object_count),
-        [ALLOCATION_byte_count] = PyLong_FromUnsignedLongLong(raw->byte_count),
-    };
-    return make_tuple(module->types[RAW_ALLOCATION], items, ALLOCATION_FIELD_COUNT);
 }
 
 /* Return a new list, and forget the ids in it. */
@@ -324,7 +309,7 @@ PyObject *allocations_drain(ticker_state *ticker, const module_state *module)
     }
     recent_stacks_clear(ticker, &log->stacks);
     merge_ended(ticker, log);
-    PyObject *drained = events_drain(ticker, module, EVENT_ALLOCATION, convert_allocation);
+    PyObject *drained = events_drain(ticker, module, EVENT_ALLOCATION);
     PyObject *are_refused = hooks == HOOKS_REFUSED ? Py_True : Py_False;
     return drained == NULL ? NULL : Py_BuildValue("(NNO)", drained, take_ended(log->live), are_refused);
 }

@@ -17,27 +17,19 @@
 #define SLOW_RESERVE 64
 #define MIN_SLOW_NS  10000000LL
 
-/* A collection and those that it stands for. */
-typedef struct {
-    raw_event event; /* first; at the end of the collection */
-    int generation;
-    uint64_t count;      /* this one and those of its generation since the previous kept one */
-    int64_t duration_ns; /* sum over all of them */
-} raw_collection;
-
 static void append_collection(ticker_state *ticker, int generation, int64_t now_ns)
 {
     pending_collections *pending = &ticker->collections.pending[generation];
-    raw_collection *kept = calloc(1, sizeof(raw_collection));
-    if (kept == NULL || !capture_calling_thread(ticker, &kept->event.thread, NULL)) {
+    raw_event *kept = calloc(1, sizeof(raw_event));
+    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread, NULL)) {
         free(kept);
         return; /* the next one carries its counts */
     }
-    kept->event.time_ns = clock_ns(CLOCK_REALTIME);
-    kept->generation = generation;
+    kept->time_ns = clock_ns(CLOCK_REALTIME);
     kept->count = pending->count;
-    kept->duration_ns = pending->duration_ns;
-    events_append(ticker, EVENT_COLLECTION, &kept->event);
+    kept->amount = (uint64_t)pending->duration_ns;
+    kept->details[0] = PyLong_FromLong(generation); /* exists already: it is small */
+    events_append(ticker, EVENT_COLLECTION, kept);
     *pending = (pending_collections){.last_recorded_ns = now_ns};
 }
 
@@ -75,21 +67,7 @@ bool collections_handle_event(ticker_state *ticker, PyObject *phase, PyObject *i
     return true;
 }
 
-/* Return a new reference. */
-static PyObject *convert_collection(const module_state *module, const raw_event *event, PyObject *thread)
-{
-    const raw_collection *raw = (const raw_collection *)event;
-    PyObject *items[] = {
-        [COLLECTION_time_ns] = PyLong_FromLongLong(event->time_ns),
-        [COLLECTION_thread] = thread,
-        [COLLECTION_generation] = PyLong_FromLong(raw->generation),
-        [COLLECTION_collection_count] = PyLong_FromUnsignedLongLong(raw->count),
-        [COLLECTION_duration_ns] = PyLong_FromLongLong(raw->duration_ns),
-    };
-    return make_tuple(module->types[RAW_COLLECTION], items, COLLECTION_FIELD_COUNT);
-}
-
 PyObject *collections_drain(ticker_state *ticker, const module_state *module)
 {
-    return events_drain(ticker, module, EVENT_COLLECTION, convert_collection);
+    return events_drain(ticker, module, EVENT_COLLECTION);
 }

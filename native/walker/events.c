@@ -18,8 +18,8 @@ void event_free(ticker_state *ticker, raw_event *event)
 {
     thread_release(ticker, &event->thread);
     compat_exception pending = compat_save_exception();
-    for (int i = 0; i < EVENT_OBJECTS; i++) {
-        Py_XDECREF(event->objects[i]);
+    for (int i = 0; i < EVENT_DETAILS; i++) {
+        Py_XDECREF(event->details[i]);
     }
     compat_restore_exception(pending);
     free(event);
@@ -35,7 +35,26 @@ static raw_event *pop_oldest(event_queue *queue)
     return taken;
 }
 
-PyObject *events_drain(ticker_state *ticker, const module_state *module, event_kind kind, event_converter convert)
+/* Return a new reference. */
+static PyObject *convert_event(ticker_state *ticker, const module_state *module, const raw_event *event)
+{
+    PyObject *thread = convert_thread(ticker, module, &event->thread);
+    if (thread == NULL) {
+        return NULL;
+    }
+    PyObject *first = event->details[0], *second = event->details[1];
+    PyObject *items[] = {
+        [EVENT_time_ns] = PyLong_FromLongLong(event->time_ns),
+        [EVENT_thread] = thread,
+        [EVENT_event_count] = PyLong_FromUnsignedLongLong(event->count),
+        [EVENT_event_amount] = PyLong_FromUnsignedLongLong(event->amount),
+        [EVENT_live_id] = PyLong_FromUnsignedLongLong(event->live_id),
+        [EVENT_details] = PyTuple_Pack(EVENT_DETAILS, first ? first : Py_None, second ? second : Py_None),
+    };
+    return make_tuple(module->types[RECORDED_EVENT], items, EVENT_FIELD_COUNT);
+}
+
+PyObject *events_drain(ticker_state *ticker, const module_state *module, event_kind kind)
 {
     event_queue *queue = &ticker->events[kind];
     size_t left = queue->count; /* those that arrive from now on are for the next drain */
@@ -47,8 +66,7 @@ PyObject *events_drain(ticker_state *ticker, const module_state *module, event_k
             break; /* another drain took it meanwhile */
         }
         if (!taken->is_dropped) {
-            PyObject *thread = convert_thread(ticker, module, &taken->thread);
-            (void)append_item(&drained, thread == NULL ? NULL : convert(module, taken, thread));
+            (void)append_item(&drained, convert_event(ticker, module, taken));
         }
         event_free(ticker, taken);
     }
@@ -67,8 +85,8 @@ void events_release_all(ticker_state *ticker)
 
 int event_traverse(const raw_event *event, visitproc visit, void *arg)
 {
-    for (int i = 0; i < EVENT_OBJECTS; i++) {
-        Py_VISIT(event->objects[i]);
+    for (int i = 0; i < EVENT_DETAILS; i++) {
+        Py_VISIT(event->details[i]);
     }
     return thread_traverse(&event->thread, visit, arg);
 }

@@ -7,10 +7,8 @@
 #pragma GCC visibility push(hidden)
 
 void events_append(ticker_state *ticker, event_kind kind, raw_event *event); /* which is of malloc */
-/* Return what is appended to the list, or NULL with an exception. Steals `thread`. */
-typedef PyObject *(*event_converter)(const module_state *module, const raw_event *event, PyObject *thread);
 /* Return the events of a kind, oldest first, and release their references. */
-PyObject *events_drain(ticker_state *ticker, const module_state *module, event_kind kind, event_converter convert);
+PyObject *events_drain(ticker_state *ticker, const module_state *module, event_kind kind);
 void event_free(ticker_state *ticker, raw_event *event); /* may run Python code, as the next one may */
 void events_release_all(ticker_state *ticker);
 int event_traverse(const raw_event *event, visitproc visit, void *arg);

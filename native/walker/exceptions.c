@@ -19,11 +19,6 @@
 #define KEPT_PER_SECOND 64
 #define MAX_INTERVAL    (1U << 24) /* chances are multiples of 2^-32 */
 
-typedef struct {
-    raw_event event; /* first; its object is the type */
-    uint64_t count;  /* number of exceptions that it stands for */
-} raw_exception;
-
 struct exception_log {
     uint64_t min_interval;    /* as configured */
     uint64_t interval;        /* as it is now */
@@ -83,15 +78,15 @@ static bool append_exception(ticker_state *ticker, PyTypeObject *type)
 {
     exception_log *log = ticker->exceptions;
     bool has_room = ticker->events[EVENT_EXCEPTION].count < MAX_EXCEPTIONS;
-    raw_exception *kept = has_room ? calloc(1, sizeof(raw_exception)) : NULL;
-    if (kept == NULL || !capture_calling_thread(ticker, &kept->event.thread, NULL)) {
+    raw_event *kept = has_room ? calloc(1, sizeof(raw_event)) : NULL;
+    if (kept == NULL || !capture_calling_thread(ticker, &kept->thread, NULL)) {
         free(kept);
         return false;
     }
-    kept->event.time_ns = clock_ns(CLOCK_REALTIME);
-    kept->event.objects[0] = Py_NewRef((PyObject *)type);
+    kept->time_ns = clock_ns(CLOCK_REALTIME);
     kept->count = log->interval + log->unrecorded;
-    events_append(ticker, EVENT_EXCEPTION, &kept->event);
+    kept->details[0] = Py_NewRef((PyObject *)type);
+    events_append(ticker, EVENT_EXCEPTION, kept);
     log->unrecorded = 0;
     return true;
 }
@@ -109,18 +104,6 @@ void exceptions_handle_raise(ticker_state *ticker, PyObject *exception)
     if (++log->chosen_count % KEPT_PER_SECOND == 0 && log->interval < MAX_INTERVAL) {
         log->interval *= 2;
     }
-}
-
-/* Return a new reference. */
-static PyObject *convert_exception(const module_state *module, const raw_event *event, PyObject *thread)
-{
-    PyObject *items[] = {
-        [EXCEPTION_time_ns] = PyLong_FromLongLong(event->time_ns),
-        [EXCEPTION_thread] = thread,
-        [EXCEPTION_exception_type] = Py_NewRef(event->objects[0]),
-        [EXCEPTION_exception_count] = PyLong_FromUnsignedLongLong(((const raw_exception *)event)->count),
-    };
-    return make_tuple(module->types[RAW_EXCEPTION], items, EXCEPTION_FIELD_COUNT);
 }
 
 static void update_interval(exception_log *log)
@@ -143,5 +126,5 @@ static void update_interval(exception_log *log)
 PyObject *exceptions_drain(ticker_state *ticker, const module_state *module)
 {
     update_interval(ticker->exceptions);
-    return events_drain(ticker, module, EVENT_EXCEPTION, convert_exception);
+    return events_drain(ticker, module, EVENT_EXCEPTION);
 }

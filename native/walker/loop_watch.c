@@ -26,7 +26,7 @@
 #define MAX_SLOWDOWN      1000.0
 #define MAX_KEPT          128 /* that wait for a drain */
 
-enum { GIVEN_NAME, COROUTINE_NAME }; /* in raw_event.objects */
+enum { GIVEN_NAME, COROUTINE_NAME }; /* in raw_event.details */
 
 /* The time in which a thread has neither entered nor left a context. */
 typedef struct {
@@ -100,6 +100,8 @@ static void end_block(ticker_state *ticker, size_t index)
     loop_block *ended = watch->running[index];
     watch->running[index] = watch->running[--watch->running_count];
     if (ended->has_thread) {
+        ended->event.count = !ended->is_continued;
+        ended->event.amount = (uint64_t)(ended->until_ns - ended->since_ns);
         ended->event.is_dropped = !ended->is_continued && ended->until_ns - ended->since_ns < watch->threshold_ns;
         events_append(ticker, EVENT_LOOP_BLOCK, &ended->event);
     }
@@ -205,8 +207,8 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
             PyObject *task = find_task(watch, loop);
             if (task != NULL) {
                 task_names names = tasks_read_names(task, watch->task_type);
-                found->event.objects[GIVEN_NAME] = Py_XNewRef(names.given);
-                found->event.objects[COROUTINE_NAME] = Py_XNewRef(names.coroutine);
+                found->event.details[GIVEN_NAME] = Py_XNewRef(names.given);
+                found->event.details[COROUTINE_NAME] = Py_XNewRef(names.coroutine);
             }
             found->has_thread = true;
         }
@@ -287,25 +289,10 @@ int loops_traverse(const loop_watch *watch, visitproc visit, void *arg)
     return stop;
 }
 
-/* Return a new reference. */
-static PyObject *convert_block(const module_state *module, const raw_event *event, PyObject *thread)
-{
-    const loop_block *ended = (const loop_block *)event;
-    PyObject *items[] = {
-        [BLOCK_time_ns] = PyLong_FromLongLong(event->time_ns),
-        [BLOCK_thread] = thread,
-        [BLOCK_task_name] = new_ref_or_none(event->objects[GIVEN_NAME]),
-        [BLOCK_coroutine_name] = new_ref_or_none(event->objects[COROUTINE_NAME]),
-        [BLOCK_duration_ns] = PyLong_FromLongLong(ended->until_ns - ended->since_ns),
-        [BLOCK_is_continued] = PyBool_FromLong(ended->is_continued),
-    };
-    return make_tuple(module->types[RAW_LOOP_BLOCK], items, BLOCK_FIELD_COUNT);
-}
-
 PyObject *loops_drain(ticker_state *ticker, const module_state *module)
 {
     if (ticker->loop_watch != NULL && ticker_state_is_ended(ticker)) {
         end_all(ticker);
     }
-    return events_drain(ticker, module, EVENT_LOOP_BLOCK, convert_block);
+    return events_drain(ticker, module, EVENT_LOOP_BLOCK);
 }

@@ -17,17 +17,9 @@
     X(SNAPSHOT, time_ns) X(SNAPSHOT, latency_ns) X(SNAPSHOT, threads) X(SNAPSHOT, period_ns) X(SNAPSHOT, is_focused) \
     X(SNAPSHOT, since_previous_ns) X(SNAPSHOT, process_cpu_ns) X(SNAPSHOT, instant_ns) X(SNAPSHOT, gil_wait_ns) \
     X(SNAPSHOT, lost_count) X(SNAPSHOT, quiet_count)
-#define RAW_COLLECTION_FIELDS(X) \
-    X(COLLECTION, time_ns) X(COLLECTION, thread) X(COLLECTION, generation) X(COLLECTION, collection_count) \
-    X(COLLECTION, duration_ns)
-#define RAW_EXCEPTION_FIELDS(X) \
-    X(EXCEPTION, time_ns) X(EXCEPTION, thread) X(EXCEPTION, exception_type) X(EXCEPTION, exception_count)
-#define RAW_ALLOCATION_FIELDS(X) \
-    X(ALLOCATION, time_ns) X(ALLOCATION, thread) X(ALLOCATION, live_id) X(ALLOCATION, object_count) \
-    X(ALLOCATION, byte_count)
-#define RAW_LOOP_BLOCK_FIELDS(X) \
-    X(BLOCK, time_ns) X(BLOCK, thread) X(BLOCK, task_name) X(BLOCK, coroutine_name) X(BLOCK, duration_ns) \
-    X(BLOCK, is_continued)
+#define RECORDED_EVENT_FIELDS(X) \
+    X(EVENT, time_ns) X(EVENT, thread) X(EVENT, event_count) X(EVENT, event_amount) X(EVENT, live_id) \
+    X(EVENT, details)
 #define TICKER_COUNTERS_FIELDS(X) \
     X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) \
     X(COUNTERS, gil_held_ns_sum) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, live_forgotten) \
@@ -39,22 +31,10 @@
 
 enum { RAW_THREAD_FIELDS(FIELD_INDEX) THREAD_FIELD_COUNT };
 enum { RAW_SNAPSHOT_FIELDS(FIELD_INDEX) SNAPSHOT_FIELD_COUNT };
-enum { RAW_COLLECTION_FIELDS(FIELD_INDEX) COLLECTION_FIELD_COUNT };
-enum { RAW_EXCEPTION_FIELDS(FIELD_INDEX) EXCEPTION_FIELD_COUNT };
-enum { RAW_ALLOCATION_FIELDS(FIELD_INDEX) ALLOCATION_FIELD_COUNT };
-enum { RAW_LOOP_BLOCK_FIELDS(FIELD_INDEX) BLOCK_FIELD_COUNT };
+enum { RECORDED_EVENT_FIELDS(FIELD_INDEX) EVENT_FIELD_COUNT };
 enum { TICKER_COUNTERS_FIELDS(FIELD_INDEX) COUNTERS_FIELD_COUNT };
 
-enum {
-    RAW_THREAD,
-    RAW_SNAPSHOT,
-    RAW_COLLECTION,
-    RAW_EXCEPTION,
-    RAW_ALLOCATION,
-    RAW_LOOP_BLOCK,
-    TICKER_COUNTERS,
-    TUPLE_TYPE_COUNT
-};
+enum { RAW_THREAD, RAW_SNAPSHOT, RECORDED_EVENT, TICKER_COUNTERS, TUPLE_TYPE_COUNT };
 
 typedef struct {
     PyTypeObject *types[TUPLE_TYPE_COUNT]; /* owned */

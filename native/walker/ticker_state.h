@@ -165,14 +165,16 @@ typedef struct {
 
 typedef enum { EVENT_COLLECTION, EVENT_EXCEPTION, EVENT_ALLOCATION, EVENT_LOOP_BLOCK, EVENT_KIND_COUNT } event_kind;
 
-#define EVENT_OBJECTS 2
+#define EVENT_DETAILS 2
 
-/* What has happened on a thread: the first member of what each kind keeps. GIL. */
+/* What has happened on a thread, as RecordedEvent has it; the first member of what a kind keeps. GIL. */
 typedef struct raw_event {
     struct raw_event *next;
     int64_t time_ns; /* since the epoch */
     raw_thread thread;
-    PyObject *objects[EVENT_OBJECTS]; /* owned, or NULL; the kind says what they are */
+    uint64_t count, amount;
+    uint64_t live_id;
+    PyObject *details[EVENT_DETAILS]; /* owned, or NULL */
     bool is_dropped;                  /* it only waits for the release of its references */
 } raw_event;
 

@@ -28,7 +28,7 @@ from splunk_profiler.capture.frames import (
 from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.schedule import Schedule, TraceFilter
 from splunk_profiler.model import Frame, Stack
-from splunk_profiler.raw import STATE_RUNNING, Periods, RawCollection, RawSnapshot, RawThread, TickerCounters
+from splunk_profiler.raw import STATE_RUNNING, Periods, RawSnapshot, RawThread, RecordedEvent, TickerCounters
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.threads import WakeEvent, active_threads, cpu_ns_or_zero, real_get_ident
 
@@ -165,7 +165,7 @@ class PortableTicker:
             drained.append(self._ring.popleft())
         return drained
 
-    def drain_collections(self) -> list[RawCollection]:
+    def drain_collections(self) -> list[RecordedEvent]:
         """Return the kept collections, oldest first; raise the last error of recording them."""
         drained = []
         for kept in self._collections.drain():
@@ -175,9 +175,8 @@ class PortableTicker:
             thread = RawThread(
                 key, walk.ident, native_id, stack, walk.context, walk.labels, 0, STATE_RUNNING, kept.thread
             )
-            drained.append(
-                RawCollection(kept.time_ns, thread, kept.generation, kept.collection_count, kept.duration_ns)
-            )
+            counts = kept.collection_count, kept.duration_ns
+            drained.append(RecordedEvent(kept.time_ns, thread, *counts, live_id=0, details=(kept.generation, None)))
         return drained
 
     def counters(self) -> TickerCounters:

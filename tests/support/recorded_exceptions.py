@@ -14,7 +14,7 @@ from splunk_profiler.capture.events.exceptions import ExceptionSource
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import choose_walker
 from splunk_profiler.model import Stack
-from splunk_profiler.raw import RawException
+from splunk_profiler.raw import RecordedEvent
 from splunk_profiler.system.threads import active_threads
 
 monitoring: Any = getattr(sys, "monitoring", None)
@@ -55,7 +55,7 @@ def recording(ticker: Any) -> Iterator[ExceptionSource]:
         source.stop()
 
 
-def noticed(work: Callable[[], object], ticker: Any = None) -> list[RawException]:
+def noticed(work: Callable[[], object], ticker: Any = None) -> list[RecordedEvent]:
     """Return the kept exceptions of `work`, which may end in one."""
     ticker = ticker or make()
     with suppress(Exception), recording(ticker):
@@ -63,9 +63,9 @@ def noticed(work: Callable[[], object], ticker: Any = None) -> list[RawException
     return [*ticker.drain_exceptions()]
 
 
-def places(kept: list[RawException]) -> list[tuple[str, str]]:
+def places(kept: list[RecordedEvent]) -> list[tuple[str, str]]:
     """Return the types and the functions that raised them."""
-    return [(one.exception_type.__name__, one.thread.stack.frames[0].function) for one in kept]
+    return [(one.details[0].__name__, one.thread.stack.frames[0].function) for one in kept]
 
 
 def fail(error: type[BaseException] = ShopError) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from allocators import allocators
 from walker_factory import make
 
-from splunk_profiler.raw import RawAllocation
+from splunk_profiler.raw import RecordedEvent
 
 
 @dataclass
@@ -18,8 +18,8 @@ class Drained:
     """All that a ticker has said so far."""
 
     ticker: Any
-    samples: list[RawAllocation] = field(default_factory=list)
-    live: dict[int, RawAllocation] = field(default_factory=dict)
+    samples: list[RecordedEvent] = field(default_factory=list)
+    live: dict[int, RecordedEvent] = field(default_factory=dict)
 
     def drain(self) -> None:
         samples, ended, _ = self.ticker.drain_allocations()
@@ -28,7 +28,7 @@ class Drained:
         for live_id in ended:
             self.live.pop(live_id, None)
 
-    def of(self, function: str) -> list[RawAllocation]:
+    def of(self, function: str) -> list[RecordedEvent]:
         return [each for each in self.samples if function in each.thread.stack[0]]
 
 

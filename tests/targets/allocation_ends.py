@@ -128,7 +128,7 @@ def count_beside_interpreters(ticker: Any) -> None:
             churn(sizes)
             rounds += 1
             samples, _, _ = ticker.drain_allocations()
-            counted += sum(each.byte_count for each in samples if "churn" in each.thread.stack)
+            counted += sum(each.event_amount for each in samples if "churn" in each.thread.stack)
     print("bytes", counted, rounds * len(sizes) * (sys.getsizeof(b"") + 700), flush=True)
 
 

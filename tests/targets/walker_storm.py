@@ -165,7 +165,7 @@ def check_drained(ticker: walker.Ticker[str, tuple[str, ...]]) -> tuple[int, int
     for collection in collections:
         if not has_tags(collection.thread) or not collection.thread.stack:
             wrong.append(f"collection {collection}")
-    return len(snapshots), sum(collection.collection_count for collection in collections)
+    return len(snapshots), sum(collection.event_count for collection in collections)
 
 
 def main(captures: int, threads: int) -> None:

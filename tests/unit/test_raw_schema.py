@@ -19,10 +19,7 @@ pytest.importorskip("splunk_profiler._context")
 TUPLES = [
     "RawThread",
     "RawSnapshot",
-    "RawCollection",
-    "RawException",
-    "RawAllocation",
-    "RawLoopBlock",
+    "RecordedEvent",
     "TickerCounters",
 ]
 PROGRAM = """

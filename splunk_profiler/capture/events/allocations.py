@@ -13,7 +13,7 @@ from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
-from splunk_profiler.raw import RawAllocation, RawBlocksEnded, RawEvent
+from splunk_profiler.raw import RawBlocksEnded, RawEvent, RecordedEvent
 from splunk_profiler.system.guard import OnceLog
 
 if TYPE_CHECKING:
@@ -85,6 +85,6 @@ def make_allocation_source(config: Config, ticker: Ticker, _native: bool) -> All
     return AllocationEventSource(native_ticker, config.memory_sample_bytes, tracks_live=config.sends_profiles)
 
 
-def _make_event(raw: RawAllocation) -> RawEvent:
-    event = Event(ALLOCATION_KIND, (), raw.object_count, raw.byte_count)
+def _make_event(raw: RecordedEvent) -> RawEvent:
+    event = Event(ALLOCATION_KIND, (), raw.event_count, raw.event_amount)
     return RawEvent(raw.time_ns, raw.thread, event, live_id=raw.live_id)

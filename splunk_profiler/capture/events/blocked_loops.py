@@ -15,7 +15,7 @@ from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, Stack, ValueType
-from splunk_profiler.raw import RawEvent, RawLoopBlock
+from splunk_profiler.raw import RawEvent, RecordedEvent
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
@@ -101,7 +101,8 @@ def make_blocked_loop_source(config: Config, ticker: Ticker, native: bool) -> Bl
     return BlockedLoopSource(native_ticker, config.loop_blocked_ms * 1_000_000)
 
 
-def _make_event(block: RawLoopBlock) -> RawEvent:
-    name = shown_name(block.task_name or "") or shown_name(block.coroutine_name or "")
-    event = Event(LOOP_BLOCKED, (), int(not block.is_continued), block.duration_ns)
+def _make_event(block: RecordedEvent) -> RawEvent:
+    task_name, coroutine_name = block.details
+    name = shown_name(task_name or "") or shown_name(coroutine_name or "")
+    event = Event(LOOP_BLOCKED, (), block.event_count, block.event_amount)
     return RawEvent(block.time_ns, block.thread, event, (("task.name", name),) if name else ())

@@ -18,7 +18,7 @@ from splunk_profiler.capture.portable import PortableTicker
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, Frame, Stack, ValueType
-from splunk_profiler.raw import RawEvent, RawException
+from splunk_profiler.raw import RawEvent, RecordedEvent
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
@@ -75,12 +75,12 @@ class ExceptionSource(EventSource):
         """Return the recorded exceptions as events."""
         return [self._make_event(raised) for raised in self._ticker.drain_exceptions()]
 
-    def _make_event(self, raised: RawException) -> RawEvent:
-        name = qualified_name(raised.exception_type)
+    def _make_event(self, raised: RecordedEvent) -> RawEvent:
+        name = qualified_name(raised.details[0])
         if name not in self._types and len(self._types) >= _MAX_TYPES:
             name = OTHER_TYPES
         self._types.add(name)
-        event = Event(EXCEPTION_KIND, (("exception.type", name),), raised.exception_count, 0)
+        event = Event(EXCEPTION_KIND, (("exception.type", name),), raised.event_count, 0)
         return RawEvent(raised.time_ns, raised.thread, event)
 
 

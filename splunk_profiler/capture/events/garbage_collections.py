@@ -14,7 +14,7 @@ from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
-from splunk_profiler.raw import RawCollection, RawEvent
+from splunk_profiler.raw import RawEvent, RecordedEvent
 
 GC_KIND = EventKind("gc", count=ValueType("collections", "count"), amount=ValueType("gc", "nanoseconds"))
 
@@ -46,7 +46,7 @@ def make_gc_source(config: Config, ticker: Ticker, native: bool) -> GcEventSourc
     return GcEventSource(ticker) if config.samples_gc(native=native) and hasattr(gc, "callbacks") else None
 
 
-def _make_event(collection: RawCollection) -> RawEvent:
-    labels = (("gc.generation", str(collection.generation)),)  # text: readers drop a numeric 0
-    event = Event(GC_KIND, labels, collection.collection_count, collection.duration_ns)
+def _make_event(collection: RecordedEvent) -> RawEvent:
+    labels = (("gc.generation", str(collection.details[0])),)  # text: readers drop a numeric 0
+    event = Event(GC_KIND, labels, collection.event_count, collection.event_amount)
     return RawEvent(collection.time_ns, collection.thread, event)

@@ -91,5 +91,5 @@ def test_allocations_and_reallocations_of_containers_add_up(names: list[str]) ->
                 fill_and_empty(*call)
             drained.drain()
     assert drained.ticker.counters().allocations_lost == 0
-    found = sum(each.byte_count for each in drained.of("fill_and_empty"))
+    found = sum(each.event_amount for each in drained.of("fill_and_empty"))
     assert found == pytest.approx(sum(planned for _, planned in rounds), rel=0.03)  # a deviation is 0.5 %

@@ -41,8 +41,8 @@ def test_allocations_of_any_mix_of_sizes_add_up(seed: int) -> None:
     assert drained.ticker.counters().allocations_lost == 0
     found = drained.of("churn")
     wanted = [sys.getsizeof(b"") + size for sizes in rounds for size in sizes]
-    assert sum(each.byte_count for each in found) == pytest.approx(sum(wanted), rel=0.03)
-    assert sum(each.object_count for each in found) == pytest.approx(len(wanted), rel=0.06)  # a deviation is 0.9 %
+    assert sum(each.event_amount for each in found) == pytest.approx(sum(wanted), rel=0.03)
+    assert sum(each.event_count for each in found) == pytest.approx(len(wanted), rel=0.06)  # a deviation is 0.9 %
 
 
 def test_samples_of_equal_sizes_tell_count_and_bytes_within_3_percent() -> None:
@@ -52,8 +52,8 @@ def test_samples_of_equal_sizes_tell_count_and_bytes_within_3_percent() -> None:
             churn(sizes)
             drained.drain()
     found, size = drained.of("churn"), 5_000 + sys.getsizeof(b"")
-    assert sum(each.byte_count for each in found) == pytest.approx(40_000 * size, rel=0.03)
-    assert sum(each.object_count for each in found) == pytest.approx(40_000, rel=0.03)
+    assert sum(each.event_amount for each in found) == pytest.approx(40_000 * size, rel=0.03)
+    assert sum(each.event_count for each in found) == pytest.approx(40_000, rel=0.03)
 
 
 def test_bytes_of_all_threads_add_up_while_the_mean_distance_changes() -> None:
@@ -77,7 +77,7 @@ def test_bytes_of_all_threads_add_up_while_the_mean_distance_changes() -> None:
         for each in threads:
             each.join()
     wanted = len(threads) * rounds * sum(sys.getsizeof(b"") + size for size in sizes)
-    assert sum(each.byte_count for each in drained.of("churn")) == pytest.approx(wanted, rel=0.06)
+    assert sum(each.event_amount for each in drained.of("churn")) == pytest.approx(wanted, rel=0.06)
 
 
 def test_sample_has_the_thread_stack_context_and_labels_of_its_allocation() -> None:
@@ -90,7 +90,7 @@ def test_sample_has_the_thread_stack_context_and_labels_of_its_allocation() -> N
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    samples = [each for each in drained.of("make_bytes") if each.byte_count > 90_000]
+    samples = [each for each in drained.of("make_bytes") if each.event_amount > 90_000]
     (seen,) = (each.thread for each in samples)
     assert (seen.context, seen.labels, seen.ident) == ("span", "label", thread.ident)
     assert [name for name in seen.stack[0] if name != "<listcomp>"][:3] == ["make_bytes", "work", "run"]
@@ -121,14 +121,14 @@ def test_blocks_in_use_are_those_that_were_not_freed() -> None:
             del made
             drained.drain()
         drained.drain()
-        in_use = sum(each.byte_count for each in drained.live.values() if "make_bytes" in each.thread.stack[0])
+        in_use = sum(each.event_amount for each in drained.live.values() if "make_bytes" in each.thread.stack[0])
         wanted = sum(map(sys.getsizeof, kept))
         thread = threading.Thread(target=kept.clear)
         thread.start()
         thread.join()
         drained.drain()
         left = [
-            each for each in drained.live.values() if each.byte_count > 1_000 and "make_bytes" in each.thread.stack[0]
+            each for each in drained.live.values() if each.event_amount > 1_000 and "make_bytes" in each.thread.stack[0]
         ]
     assert in_use == pytest.approx(wanted, rel=0.25)
     assert left == []
@@ -144,11 +144,11 @@ def test_block_that_is_resized_counts_with_its_last_size() -> None:
     with sampling(1_000) as drained:
         grown = grow()
         drained.drain()
-        (block,) = (each for each in drained.live.values() if each.byte_count > 1_000_000)
-        assert block.byte_count == pytest.approx(sys.getsizeof(grown), rel=0.15)
+        (block,) = (each for each in drained.live.values() if each.event_amount > 1_000_000)
+        assert block.event_amount == pytest.approx(sys.getsizeof(grown), rel=0.15)
         del grown[10:]
         drained.drain()
-        assert not [each for each in drained.live.values() if each.byte_count > 1_000_000]
+        assert not [each for each in drained.live.values() if each.event_amount > 1_000_000]
 
 
 def test_burst_without_a_drain_has_its_weight_at_its_place_and_in_the_heap() -> None:
@@ -160,8 +160,8 @@ def test_burst_without_a_drain_has_its_weight_at_its_place_and_in_the_heap() -> 
         in_use = [each for each in drained.live.values() if each in found]
     assert drained.ticker.counters().allocations_lost == 0
     assert len(found) < MAX_KEPT
-    assert sum(each.byte_count for each in found) == pytest.approx(wanted, rel=0.5)  # a deviation of 10 %
-    assert sum(each.byte_count for each in in_use) == pytest.approx(wanted, rel=0.5)  # a deviation of 10 %
+    assert sum(each.event_amount for each in found) == pytest.approx(wanted, rel=0.5)  # a deviation of 10 %
+    assert sum(each.event_amount for each in in_use) == pytest.approx(wanted, rel=0.5)  # a deviation of 10 %
 
 
 def messages_of_drains(ticker: Any, caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -190,7 +190,7 @@ def test_samples_of_one_place_are_added_up_once_their_blocks_have_ended() -> Non
         assert len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]) >= 30
     found = drained.of("churn")
     assert len(found) < 20
-    assert sum(each.byte_count for each in found) == pytest.approx(200 * sys.getsizeof(kept[0]), rel=0.01)
+    assert sum(each.event_amount for each in found) == pytest.approx(200 * sys.getsizeof(kept[0]), rel=0.01)
 
 
 def test_full_map_loses_the_oldest_blocks_and_counts_them(caplog: pytest.LogCaptureFixture) -> None:
@@ -258,7 +258,7 @@ def test_snapshots_while_all_allocations_are_sampled_have_whole_stacks() -> None
 def test_a_failing_allocation_is_no_sample() -> None:
     with sampling(1) as drained, pytest.raises(MemoryError):
         bytearray(1 << 62)
-    assert max((each.byte_count for each in drained.samples), default=0) < 1 << 40
+    assert max((each.event_amount for each in drained.samples), default=0) < 1 << 40
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -279,7 +279,7 @@ def test_wrong_arguments_are_refused() -> None:
     other.start_allocations(1_000)
     make_bytes([50_000] * 3)
     other.stop_allocations()
-    assert sum(each.byte_count for each in other.drain_allocations()[0]) >= 150_000
+    assert sum(each.event_amount for each in other.drain_allocations()[0]) >= 150_000
 
 
 def test_source_turns_samples_into_events_and_ends() -> None:
@@ -325,6 +325,6 @@ def test_blocks_that_a_drain_itself_allocates_are_in_use_at_the_next() -> None:
         drained.drain()  # frees that stack
         drained.drain()
     assert len(kept) == 50
-    found = [each for each in drained.of("__del__") if each.byte_count >= 200_000]
+    found = [each for each in drained.of("__del__") if each.event_amount >= 200_000]
     assert found
     assert all(each.live_id for each in found)

@@ -33,7 +33,7 @@ def test_tracemalloc_and_the_hooks_do_not_disturb_each_other(is_first: bool, tra
     made = make_bytes([50_000] * 20)
     assert tracemalloc.get_traced_memory()[0] > 1_000_000
     drained.drain()
-    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
+    assert sum(each.event_amount for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
     drained.ticker.stop_allocations()
     assert tracemalloc.get_object_traceback(made[0]) is not None
     tracemalloc.stop()
@@ -43,7 +43,7 @@ def test_tracemalloc_and_the_hooks_do_not_disturb_each_other(is_first: bool, tra
     make_bytes([50_000] * 20)
     again.ticker.stop_allocations()
     again.drain()
-    assert sum(each.byte_count for each in again.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
+    assert sum(each.event_amount for each in again.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
     assert allocators() == before
 
 
@@ -88,7 +88,7 @@ def assert_sampled_until_the_end(drained: Drained, before: list[list[int]]) -> N
     make_bytes([50_000] * 20)
     drained.ticker.stop_allocations()
     drained.drain()
-    assert sum(each.byte_count for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
+    assert sum(each.event_amount for each in drained.of("make_bytes")) == pytest.approx(1_000_000, rel=0.1)
     assert allocators() == before
 
 
@@ -189,9 +189,9 @@ def test_numpy_arrays_are_seen_as_objects_without_their_data() -> None:
         arrays = make_arrays()
         drained.drain()
         views = make_views(arrays[0])
-    assert sum(each.byte_count for each in drained.of("make_arrays")) < 800_000  # 16 MB of data
+    assert sum(each.event_amount for each in drained.of("make_arrays")) < 800_000  # 16 MB of data
     wanted = sum(map(sys.getsizeof, views))
-    assert sum(each.byte_count for each in drained.of("make_views")) == pytest.approx(wanted, rel=0.5)
+    assert sum(each.event_amount for each in drained.of("make_views")) == pytest.approx(wanted, rel=0.5)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="interpreters with a GIL of their own came with CPython 3.12")

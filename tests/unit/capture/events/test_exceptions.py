@@ -134,9 +134,9 @@ def recurse() -> None:
 def test_exception_is_recorded_once_where_it_was_raised(
     work: Callable[[], object], expected: list[tuple[str, str]]
 ) -> None:
-    kept = [one for one in noticed(work) if one.exception_type is not Empty]  # the pool's own
+    kept = [one for one in noticed(work) if one.details[0] is not Empty]  # the pool's own
     assert places(kept) == expected
-    assert [one.exception_count for one in kept] == [1] * len(expected)
+    assert [one.event_count for one in kept] == [1] * len(expected)
 
 
 @recorded
@@ -261,7 +261,7 @@ def test_numbers_are_right_for_each_type_however_many_there_are(interval: int) -
             for error in mixed * 25:
                 often(10, error)
             for one in ticker.drain_exceptions():
-                counted[one.exception_type] += one.exception_count
+                counted[one.details[0]] += one.event_count
     assert counted[ShopError] == pytest.approx(30_000, rel=0.6)
     assert counted[KeyError] == pytest.approx(10_000, rel=0.9)
 
@@ -269,7 +269,7 @@ def test_numbers_are_right_for_each_type_however_many_there_are(interval: int) -
 @recorded
 def test_few_exceptions_are_all_recorded_with_an_interval_of_one() -> None:
     kept = noticed(partial(often, 60))
-    assert [one.exception_count for one in kept] == [1] * 60
+    assert [one.event_count for one in kept] == [1] * 60
 
 
 @recorded
@@ -283,7 +283,7 @@ def test_storm_without_a_drain_is_bounded_and_its_number_complete() -> None:
     kept = ticker.drain_exceptions()
     assert counts == [0] * 4
     assert 64 * 10 <= len(kept) <= MAX_KEPT
-    assert sum(one.exception_count for one in kept) == pytest.approx(1_000_000, rel=0.6)
+    assert sum(one.event_count for one in kept) == pytest.approx(1_000_000, rel=0.6)
 
 
 @recorded

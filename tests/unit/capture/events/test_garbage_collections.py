@@ -24,7 +24,7 @@ from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import Ticker, choose_walker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Sample, Stack
-from splunk_profiler.raw import RawCollection, RawEvent
+from splunk_profiler.raw import RawEvent, RecordedEvent
 from splunk_profiler.system.threads import Worker, active_threads
 
 NEVER_NS = 1 << 62
@@ -93,14 +93,14 @@ def recording(ticker: Ticker) -> Iterator[GcEventSource]:
         events.stop()
 
 
-def noticed(ticker: Ticker, work: Callable[[], object]) -> list[RawCollection]:
+def noticed(ticker: Ticker, work: Callable[[], object]) -> list[RecordedEvent]:
     """Return the kept collections of `work`."""
     with recording(ticker):
         work()
     return [*ticker.drain_collections()]
 
 
-def functions(collection: RawCollection) -> list[str]:
+def functions(collection: RecordedEvent) -> list[str]:
     return [frame.function for frame in collection.thread.stack.frames]
 
 
@@ -132,8 +132,8 @@ def test_collection_is_recorded_with_its_thread_stack_context_and_labels(make: M
     for seen, name, value in ((first, "one", thing), (second, "two", other)):
         assert functions(seen)[0] == "checkout"
         assert (seen.thread.labels, seen.thread.context, seen.thread.ident) == (name, value, idents[name])
-        assert (seen.generation, seen.collection_count) == (2, 1)
-        assert seen.duration_ns > 0
+        assert (seen.details[0], seen.event_count) == (2, 1)
+        assert seen.event_amount > 0
     assert first.time_ns <= second.time_ns
     assert ticker.drain_collections() == []
 
@@ -176,10 +176,10 @@ def test_storm_of_collections_is_bounded_and_the_next_one_counts_the_rest(make: 
     ticker = make()
     kept = noticed(ticker, partial(collect_often, 5_000))
     most_short = MAX_KEPT - FOR_LONG
-    assert [seen.collection_count for seen in kept[:most_short]] == [1] * most_short
-    assert all(seen.duration_ns >= LONG_NS for seen in kept[most_short:])  # a short one may be slow on a busy machine
+    assert [seen.event_count for seen in kept[:most_short]] == [1] * most_short
+    assert all(seen.event_amount >= LONG_NS for seen in kept[most_short:])  # a short one may be slow on a busy machine
     (late,) = noticed(ticker, partial(collect_often, 1))
-    assert late.collection_count == 5_001 - sum(seen.collection_count for seen in kept)
+    assert late.event_count == 5_001 - sum(seen.event_count for seen in kept)
 
 
 def test_after_a_storm_there_is_room_for_collections_that_take_long(make: Make) -> None:
@@ -197,11 +197,11 @@ def test_after_a_storm_there_is_room_for_collections_that_take_long(make: Make) 
 
     found = noticed(ticker, work)
     assert len(found) == MAX_KEPT
-    assert all(seen.duration_ns >= LONG_NS for seen in found[-FOR_LONG:])  # a short one may be slow on a busy machine
-    kept = [seen for seen in found if seen.generation == 2]
+    assert all(seen.event_amount >= LONG_NS for seen in found[-FOR_LONG:])  # a short one may be slow on a busy machine
+    kept = [seen for seen in found if seen.details[0] == 2]
     assert 1 <= len(kept) <= FOR_LONG
     assert all(functions(seen)[0] == "long_one" for seen in kept)
-    assert [seen.collection_count for seen in kept] == [1] * len(kept)
+    assert [seen.event_count for seen in kept] == [1] * len(kept)
 
 
 def test_one_in_a_while_is_kept_of_each_generation(make: Make) -> None:
@@ -215,8 +215,8 @@ def test_one_in_a_while_is_kept_of_each_generation(make: Make) -> None:
         collect_often(50)
 
     kept = noticed(ticker, work)
-    assert [(seen.generation, seen.collection_count) for seen in kept if seen.generation == 2] == [(2, 1)]
-    assert 1 <= len([seen for seen in kept if seen.generation == 0]) < 50
+    assert [(seen.details[0], seen.event_count) for seen in kept if seen.details[0] == 2] == [(2, 1)]
+    assert 1 <= len([seen for seen in kept if seen.details[0] == 0]) < 50
 
 
 def test_frames_beyond_the_depth_are_cut_at_the_root_and_marked(make: Make) -> None:
@@ -395,5 +395,5 @@ def test_error_in_the_callback_is_raised_once_to_the_worker_only(
     with pytest.raises(LookupError, match="once"):
         ticker.drain_collections()
     assert local() is None, "the error keeps what the functions held that were interrupted"
-    assert [seen.collection_count for seen in ticker.drain_collections()] == [2, 1]
+    assert [seen.event_count for seen in ticker.drain_collections()] == [2, 1]
     assert said == []
