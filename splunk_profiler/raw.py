@@ -133,7 +133,7 @@ class RawEvent:
     Attributes:
         time_ns: nanoseconds since the epoch.
         labels: further labels of the sample, perhaps many distinct ones, under reserved names.
-        live_id: number of what it has allocated, until a `RawBlocksEnded` has that; else 0.
+        live_id: number of what it has allocated, until an `EndedRecord` has that; else 0.
     """
 
     time_ns: int
@@ -141,13 +141,6 @@ class RawEvent:
     event: Event
     labels: tuple[tuple[str, str], ...] = ()
     live_id: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RawBlocksEnded:
-    """The end of blocks: the memory of the events with these `live_id` is no longer in use."""
-
-    live_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from splunk_profiler.capture.snapshot_writer import writer_type
 from splunk_profiler.capture.thread_registry import ThreadInfo, ThreadRegistry, make_stat_reader
 from splunk_profiler.model import SpanRef
-from splunk_profiler.raw import RawBlocksEnded, RawEvent, RawSnapshot, RawThread
+from splunk_profiler.raw import RawEvent, RawSnapshot, RawThread
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.records import (
     MAX_QUIET_DEADLINES,
@@ -194,12 +194,12 @@ class StreamRecorder:
         for info in self._threads.take_renamed():
             self._write_thread(info)
 
-    def event(self, event: RawEvent | RawBlocksEnded) -> None:
+    def event(self, event: RawEvent | EndedRecord) -> None:
         """Record an event, after the snapshots that were captured before it."""
         if self._is_paused:
             return
-        if isinstance(event, RawBlocksEnded):
-            self._writer.write(EndedRecord(event.live_ids))
+        if isinstance(event, EndedRecord):
+            self._writer.write(event)
             return
         self._instant_ns, thread = to_boottime_ns(event.time_ns), event.thread
         self._writer.write(

@@ -25,9 +25,10 @@ from splunk_profiler.config.parsers import ConfigError
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
 from splunk_profiler.exporter_process.pipelines import make_pipeline
 from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
-from splunk_profiler.stream.captured import CapturedSnapshot, CapturesLost, Item, ProcessStarted, ResourceChanged
+from splunk_profiler.stream.captured import CapturedSnapshot, Item, ProcessStarted, ResourceChanged
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.stream.records import LostRecord
 
 _CHUNK_BYTES = 1 << 18
 
@@ -112,7 +113,7 @@ class Playback:
             self._pipeline = make_pipeline(self._settings(item), self._deliver)
         elif isinstance(item, ResourceChanged):
             self._resource = Resource(item.attributes, item.schema_url)  # type: ignore[arg-type]
-        elif isinstance(item, CapturesLost):
+        elif isinstance(item, LostRecord):
             self._lost_snapshots += item.snapshots
         elif self._pipeline is not None:
             self._pipeline.take(item)

@@ -29,14 +29,9 @@ from splunk_profiler.pipeline.batch_exporter import BatchExporter
 from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
 from splunk_profiler.raw import Periods
-from splunk_profiler.stream.captured import (
-    CapturedSnapshot,
-    CaptureEnded,
-    CapturesLost,
-    ProcessStarted,
-    ResourceChanged,
-)
+from splunk_profiler.stream.captured import CapturedSnapshot, ProcessStarted, ResourceChanged
 from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.stream.records import EndRecord, LostRecord
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import WakeEvent, Worker, real_get_ident, real_lock
@@ -86,14 +81,14 @@ class StreamSession:
                 self._begin(item)
             elif isinstance(item, ResourceChanged):
                 self._changed = item
-            elif isinstance(item, CapturesLost):
+            elif isinstance(item, LostRecord):
                 self._lost_snapshots += item.snapshots
                 self.log(logging.DEBUG, f"{item.snapshots} snapshots were lost on the way to the exporter process")
             elif self._pipeline is not None:
                 self._pipeline.take(item)
                 if isinstance(item, CapturedSnapshot):
                     self._period_ns = (0 if item.is_focused else item.period_ns) or self._period_ns
-                elif isinstance(item, CaptureEnded):
+                elif isinstance(item, EndRecord):
                     self._end_timeout_s = min(max(item.timeout_ns / 1e9, _END_MARGIN_S), _MAX_END_TIMEOUT_S)
                     self.close()
 

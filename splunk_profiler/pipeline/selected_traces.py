@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from splunk_profiler.stream.captured import TraceEnded, TraceSelected
+from splunk_profiler.stream.records import TraceEndRecord, TraceRecord
 
 _MAX_TRACES = 2048  # selected at once are a hundred; the others have ended
 
@@ -13,11 +13,11 @@ class SelectedTraces:
     """The traces that are selected, or were at the time of a capture that comes later in the stream."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[int, TraceSelected] = OrderedDict()  # by trace id
+        self._entries: OrderedDict[int, TraceRecord] = OrderedDict()  # by trace id
         self._ended_ns: OrderedDict[int, int] = OrderedDict()  # trace id → end
         self._last_end_ns = 0
 
-    def select(self, trace: TraceSelected) -> None:
+    def select(self, trace: TraceRecord) -> None:
         """Note that a trace is selected, or came into the process again."""
         self._ended_ns.pop(trace.trace_id, None)
         self._entries.pop(trace.trace_id, None)
@@ -26,7 +26,7 @@ class SelectedTraces:
             oldest, _ = self._entries.popitem(last=False)
             self._ended_ns.pop(oldest, None)
 
-    def end(self, trace: TraceEnded) -> None:
+    def end(self, trace: TraceEndRecord) -> None:
         """Note that a trace has ended."""
         if trace.trace_id in self._entries:
             self._ended_ns[trace.trace_id] = trace.time_ns
@@ -46,6 +46,6 @@ class SelectedTraces:
         """Return True if this trace was selected at this time of day."""
         return trace_id in self._entries and time_ns <= self._ended_ns.get(trace_id, time_ns)
 
-    def entry(self, trace_id: int) -> TraceSelected | None:
+    def entry(self, trace_id: int) -> TraceRecord | None:
         """Return the last entry of a trace into the process, or None."""
         return self._entries.get(trace_id)

@@ -25,14 +25,8 @@ from splunk_profiler.pipeline.stack_filters import GIL, has_internal_name, hides
 from splunk_profiler.pipeline.thread_states import IdleTime, ThreadStates
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
 from splunk_profiler.raw import STATE_READY, STATE_RUNNING, STATE_WANTS_GIL
-from splunk_profiler.stream.captured import (
-    CapturedEvent,
-    CapturedSnapshot,
-    CapturedThread,
-    CaptureEnded,
-    QuietDeadlines,
-    ThreadState,
-)
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CapturedThread, ThreadState, quiet_snapshot
+from splunk_profiler.stream.records import EndRecord, QuietRecord
 
 _RUNNING_STATES = (STATE_READY, STATE_RUNNING)
 _NO_TIME = ThreadTimeDelta(0, 0)
@@ -103,16 +97,16 @@ class SnapshotBuilder:
             gil_wait_ns=captured.gil_wait_ns,
         )
 
-    def quiet(self, deadlines: QuietDeadlines) -> Iterator[Snapshot]:
+    def quiet(self, deadlines: QuietRecord) -> Iterator[Snapshot]:
         """Yield what stands for snapshots in which all threads are as in the last one.
 
         With `skips_idle` it is one, with the samples of the first of them. In the others the threads are counted.
         """
         count = deadlines.deadline_count
         if not self._states.skips_idle:
-            yield from (self.snapshot(deadlines.snapshot(number)) for number in range(1, count + 1))
+            yield from (self.snapshot(quiet_snapshot(deadlines, number)) for number in range(1, count + 1))
             return
-        first = self.snapshot(deadlines.snapshot(1))
+        first = self.snapshot(quiet_snapshot(deadlines, 1))
         self._states.repeat(count - 1, deadlines.period_ns)
         self._thread_times.begin(deadlines.instant_ns, deadlines.process_cpu_ns, 0)
         unattributed = self._thread_times.end(())
@@ -133,7 +127,7 @@ class SnapshotBuilder:
         sample = ThreadSample(state.info.thread, stack, cpu_ns, 0, 0, running=True, waiting_on="")
         return Sample(captured.time_ns, self._period_ns, sample, span, labels, captured.event)
 
-    def unattributed(self, end: CaptureEnded) -> tuple[UnattributedTime, ...]:
+    def unattributed(self, end: EndRecord) -> tuple[UnattributedTime, ...]:
         """Return the time that the process has used since the last snapshot; call it after that one only."""
         return self._thread_times.close(end.instant_ns, end.process_cpu_ns)
 

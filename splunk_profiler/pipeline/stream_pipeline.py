@@ -16,20 +16,17 @@ from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods
-from splunk_profiler.stream.captured import (
-    BlocksEnded,
-    CapturedEvent,
-    CapturedSnapshot,
-    CaptureEnded,
-    EndpointNamed,
-    Item,
-    ProcessStarted,
-    QuietDeadlines,
-    TraceEnded,
-    TraceSelected,
-)
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, Item, ProcessStarted
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.stream.records import (
+    EndedRecord,
+    EndpointRecord,
+    EndRecord,
+    QuietRecord,
+    TraceEndRecord,
+    TraceRecord,
+)
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.printable import shortened
 
@@ -122,7 +119,7 @@ class StreamPipeline:
         """
         self._records.flush_if_due(now_ns)
 
-    def close(self, end: CaptureEnded | None = None) -> None:
+    def close(self, end: EndRecord | None = None) -> None:
         """Queue what is left after the last capture; the stream may have been cut off."""
         if self._is_closed:
             return
@@ -136,32 +133,32 @@ class StreamPipeline:
     def take(self, item: Item) -> None:
         """Take what was read from the stream; never raises."""
         with self._guard.catching():
-            if isinstance(item, CapturedSnapshot | QuietDeadlines | CapturedEvent | CaptureEnded):
+            if isinstance(item, CapturedSnapshot | QuietRecord | CapturedEvent | EndRecord):
                 self._now_ns = max(self._now_ns, item.instant_ns)
             self._take(item)
 
     def _take(self, item: Item) -> None:
         if isinstance(item, CapturedSnapshot):
             self._take_snapshot(item)
-        elif self._has_baseline and isinstance(item, QuietDeadlines):
+        elif self._has_baseline and isinstance(item, QuietRecord):
             self._add_quiet(item)
         elif isinstance(item, CapturedEvent):
             self._add_event(item)
-        elif isinstance(item, BlocksEnded):
+        elif isinstance(item, EndedRecord):
             self._live_heap.end(item.live_ids)
         elif isinstance(item, ProcessStarted):  # the ends of blocks and traces may have been lost before
             self._live_heap.clear()
             self._traces.clear()
-        elif isinstance(item, TraceSelected):
+        elif isinstance(item, TraceRecord):
             self._traces.select(item)
-        elif isinstance(item, TraceEnded):
+        elif isinstance(item, TraceEndRecord):
             self._traces.end(item)
-        elif isinstance(item, EndpointNamed):
+        elif isinstance(item, EndpointRecord):
             self._name_endpoint(item)
-        elif isinstance(item, CaptureEnded):
+        elif isinstance(item, EndRecord):
             self.close(item)
 
-    def _name_endpoint(self, named: EndpointNamed) -> None:
+    def _name_endpoint(self, named: EndpointRecord) -> None:
         self._endpoints[named.local_root_id] = shortened(named.name)
         if len(self._endpoints) > _MAX_ENDPOINTS:
             self._endpoints.popitem(last=False)
@@ -179,7 +176,7 @@ class StreamPipeline:
             if of_traces.samples:
                 self._records.take(of_traces)
 
-    def _add_quiet(self, deadlines: QuietDeadlines) -> None:
+    def _add_quiet(self, deadlines: QuietRecord) -> None:
         for snapshot in self._snapshot_builder.quiet(deadlines):
             self._add(snapshot)
 

@@ -1,4 +1,7 @@
-"""The values that a reader gives: captures, with the threads, stacks and spans that the records refer to."""
+"""The values that a reader gives: captures, with the threads, stacks and spans that the records refer to.
+
+Records that refer to none, and need no decoding, are given as they are.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from splunk_profiler.model import Event, SpanRef, Stack, Thread
+from splunk_profiler.stream.records import (
+    EndedRecord,
+    EndpointRecord,
+    EndRecord,
+    LostRecord,
+    QuietRecord,
+    TraceEndRecord,
+    TraceRecord,
+)
 
 
 class StartTime(NamedTuple):
@@ -80,77 +92,6 @@ class CapturedEvent(NamedTuple):
     live_id: int = 0
 
 
-class BlocksEnded(NamedTuple):
-    """The end of blocks: the memory of the events with these `live_id` is no longer in use."""
-
-    live_ids: list[int]
-
-
-class QuietDeadlines(NamedTuple):
-    """Deadlines at which all threads were as in the snapshot before, as `QuietRecord` has them."""
-
-    time_ns: int
-    instant_ns: int
-    period_ns: int
-    process_cpu_ns: int
-    deadline_count: int
-
-    def snapshot(self, number: int) -> CapturedSnapshot:
-        """Return one of these deadlines, from 1 on, as a snapshot in which nothing has changed."""
-        ago_ns = self.period_ns * (self.deadline_count - number)
-        return CapturedSnapshot(
-            self.time_ns - ago_ns,
-            self.instant_ns - ago_ns,
-            latency_ns=0,
-            period_ns=self.period_ns,
-            since_previous_ns=0,
-            process_cpu_ns=self.process_cpu_ns,
-            gil_wait_ns=0,
-            is_focused=False,
-            is_complete=False,
-            threads=[],
-            ended=[],
-        )
-
-
-class TraceSelected(NamedTuple):
-    """The entry of a selected trace into the process: its time, its thread and the CPU time this had used."""
-
-    trace_id: int
-    time_ns: int
-    ident: int
-    cpu_ns: int
-
-
-class TraceEnded(NamedTuple):
-    """The end of a selected trace."""
-
-    trace_id: int
-    time_ns: int
-
-
-class EndpointNamed(NamedTuple):
-    """The current name of a local root."""
-
-    local_root_id: int
-    name: str
-
-
-class CapturesLost(NamedTuple):
-    """A gap in the stream, with this many snapshots."""
-
-    snapshots: int
-
-
-class CaptureEnded(NamedTuple):
-    """The end of sampling, with the CPU time of the process, which waits for `timeout_ns` until all is sent on."""
-
-    time_ns: int
-    instant_ns: int
-    process_cpu_ns: int
-    timeout_ns: int
-
-
 class ProcessStarted(NamedTuple):
     """The process whose captures follow; `settings` are those of its profiler, without secrets in files."""
 
@@ -165,16 +106,34 @@ class ResourceChanged(NamedTuple):
     schema_url: str
 
 
+def quiet_snapshot(quiet: QuietRecord, number: int) -> CapturedSnapshot:
+    """Return one of these deadlines, from 1 on, as a snapshot in which nothing has changed."""
+    ago_ns = quiet.period_ns * (quiet.deadline_count - number)
+    return CapturedSnapshot(
+        quiet.time_ns - ago_ns,
+        quiet.instant_ns - ago_ns,
+        latency_ns=0,
+        period_ns=quiet.period_ns,
+        since_previous_ns=0,
+        process_cpu_ns=quiet.process_cpu_ns,
+        gil_wait_ns=0,
+        is_focused=False,
+        is_complete=False,
+        threads=[],
+        ended=[],
+    )
+
+
 Item = (
     ProcessStarted
     | ResourceChanged
     | CapturedSnapshot
     | CapturedEvent
-    | BlocksEnded
-    | TraceSelected
-    | TraceEnded
-    | QuietDeadlines
-    | EndpointNamed
-    | CapturesLost
-    | CaptureEnded
+    | EndedRecord
+    | TraceRecord
+    | TraceEndRecord
+    | QuietRecord
+    | EndpointRecord
+    | LostRecord
+    | EndRecord
 )

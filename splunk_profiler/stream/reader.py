@@ -10,21 +10,14 @@ from typing import Any, TypeVar
 from splunk_profiler.model import DataType, Event, EventKind, Frame, SpanRef, Stack, Thread, ValueType
 from splunk_profiler.stream import records
 from splunk_profiler.stream.captured import (
-    BlocksEnded,
     CapturedEvent,
     CapturedSnapshot,
     CapturedThread,
-    CaptureEnded,
-    CapturesLost,
-    EndpointNamed,
     Item,
     ProcessStarted,
-    QuietDeadlines,
     ResourceChanged,
     StartTime,
     ThreadState,
-    TraceEnded,
-    TraceSelected,
 )
 from splunk_profiler.stream.codec import RecordDecoder, StreamError, maker
 from splunk_profiler.stream.records import CAPACITY, COMPLETE, FOCUSED, ThreadEntry, count_oldest
@@ -151,7 +144,8 @@ class StreamReader:
         """
         for record in self._decoder.feed(data):
             try:
-                item = _READ[type(record)](self, record)
+                read = _READ.get(type(record))
+                item: Any = record if read is None else read(self, record)
             except StreamError as error:
                 self._decoder.refuse(f"{type(record).__name__}: {error}")
             if item is None:
@@ -227,11 +221,11 @@ class StreamReader:
             record.ended,
         )
 
-    def _read_quiet(self, record: records.QuietRecord) -> QuietDeadlines:
+    def _read_quiet(self, record: records.QuietRecord) -> records.QuietRecord:
         if not 0 < record.deadline_count <= records.MAX_QUIET_DEADLINES:
             raise StreamError(f"{record.deadline_count} deadlines")
         _check_times(record.period_ns * record.deadline_count, record.process_cpu_ns)
-        return QuietDeadlines(*record)
+        return record
 
     def _thread_states(self, entries: list[ThreadEntry]) -> list[ThreadState]:
         threads, stacks, spans, label_sets = self._threads, self._stacks, self._spans, self._labels
@@ -274,12 +268,6 @@ _READ: dict[type[Any], Callable[[StreamReader, Any], Item | None]] = {
     records.EventKindRecord: StreamReader._add_kind,
     records.SnapshotRecord: StreamReader._read_snapshot,
     records.EventRecord: StreamReader._read_event,
-    records.EndpointRecord: lambda _, one: EndpointNamed(*one),
-    records.TraceRecord: lambda _, one: TraceSelected(*one),
-    records.TraceEndRecord: lambda _, one: TraceEnded(*one),
-    records.LostRecord: lambda _, one: CapturesLost(*one),
-    records.EndRecord: lambda _, one: CaptureEnded(*one),
-    records.EndedRecord: lambda _, one: BlocksEnded(*one),
     records.QuietRecord: StreamReader._read_quiet,
 }
 

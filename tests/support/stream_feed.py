@@ -9,8 +9,9 @@ from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
 from splunk_profiler.model import IdleRepeat, Sample, Snapshot, SpanRef, UnattributedTime
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawEvent, RawSnapshot
-from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CaptureEnded, QuietDeadlines
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot
 from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.stream.records import EndRecord, QuietRecord
 
 
 class StreamedBuilder:
@@ -46,7 +47,7 @@ class StreamedBuilder:
         """Return what stands for quiet deadlines."""
         self.recorder.snapshot(raw)
         (deadlines,) = self.reader.feed(self.recorder.take())
-        assert isinstance(deadlines, QuietDeadlines)
+        assert isinstance(deadlines, QuietRecord)
         return self.builder.quiet(deadlines)
 
     def set_baseline(self, raw: RawSnapshot) -> None:
@@ -68,5 +69,5 @@ class StreamedBuilder:
         """Return the time since the last snapshot."""
         self.recorder.end()
         (end,) = self.reader.feed(self.recorder.take())
-        assert isinstance(end, CaptureEnded)
+        assert isinstance(end, EndRecord)
         return self.builder.unattributed(end)

@@ -18,7 +18,8 @@ from splunk_profiler.capture.events.waiting_tasks import TASK_KIND, make_task_so
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, EventKind
-from splunk_profiler.raw import RawBlocksEnded, RawEvent
+from splunk_profiler.raw import RawEvent
+from splunk_profiler.stream.records import EndedRecord
 from splunk_profiler.system.guard import Guard
 
 
@@ -75,9 +76,9 @@ class EventSources:
             with guard.catching():
                 source.slow_down(ratio)
 
-    def drain(self) -> list[RawEvent | RawBlocksEnded]:
+    def drain(self) -> list[RawEvent | EndedRecord]:
         """Return the events of all sources, oldest first of each."""
-        drained: list[RawEvent | RawBlocksEnded] = []
+        drained: list[RawEvent | EndedRecord] = []
         for source, guard in self._sources:
             with guard.catching():
                 drained += source.drain()

@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from splunk_profiler.raw import RawBlocksEnded, RawEvent
+from splunk_profiler.raw import RawEvent
+from splunk_profiler.stream.records import EndedRecord
 
 _COST_FACTOR = 200  # looking takes a 200th of a processor at most
 
@@ -24,7 +25,7 @@ class EventSource(Protocol):
         """Record less often by this ratio, of at least 1, than at the start; by default nothing changes."""
         return
 
-    def drain(self) -> Sequence[RawEvent | RawBlocksEnded]:
+    def drain(self) -> Sequence[RawEvent | EndedRecord]:
         """Return the events since the last call, oldest first, at most some thousand."""
 
 

@@ -16,18 +16,9 @@ from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder, to_boottime_ns
 from splunk_profiler.model import Event, Frame, SpanRef, Stack
 from splunk_profiler.raw import RawEvent, RawSnapshot, RawThread
-from splunk_profiler.stream.captured import (
-    CapturedEvent,
-    CapturedSnapshot,
-    CaptureEnded,
-    CapturesLost,
-    EndpointNamed,
-    ProcessStarted,
-    ResourceChanged,
-    TraceSelected,
-)
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, ProcessStarted, ResourceChanged
 from splunk_profiler.stream.reader import StreamReader
-from splunk_profiler.stream.records import CAPACITY
+from splunk_profiler.stream.records import CAPACITY, EndpointRecord, EndRecord, LostRecord, TraceRecord
 from splunk_profiler.system.clocks import boottime_ns
 
 STACK = Stack((Frame("shop", "work", "shop.py", 7),), truncated=False)
@@ -120,7 +111,7 @@ def test_error_in_a_snapshot_makes_the_next_one_complete(bench: Bench) -> None:
     for _ in range(2):
         with pytest.raises(AttributeError, match="frames"):
             bench.recorder.snapshot(snapshot(idle, worker, thread(3, stack=None)))
-    assert bench.read() == [CapturesLost(1)] * 2
+    assert bench.read() == [LostRecord(1)] * 2
     found = bench.see(idle, worker, thread(4))
     assert (found.is_complete, numbers(found)[:2]) == (True, [1, 2])
     assert found.threads[0].info.thread.ident == idle.ident
@@ -249,7 +240,7 @@ def test_new_beginning_says_what_is_lost_and_all_that_lasts(bench: Bench) -> Non
         bench.see(thread(1), thread(2))
     bench.recorder.snapshot(snapshot(thread(1)))
     found = restarted(bench)
-    assert [type(item) for item in found] == [ProcessStarted, ResourceChanged, TraceSelected, CapturesLost]
+    assert [type(item) for item in found] == [ProcessStarted, ResourceChanged, TraceRecord, LostRecord]
     assert found[2].trace_id == 1
     assert found[3].snapshots == 1
     again = bench.see(thread(1), thread(3))
@@ -260,12 +251,12 @@ def test_new_beginning_says_what_is_lost_and_all_that_lasts(bench: Bench) -> Non
 def test_snapshots_that_the_ring_lost_are_said_before_the_next_one(bench: Bench) -> None:
     bench.recorder.snapshot(snapshot(thread(1))._replace(lost_count=5))
     lost, *_, seen = bench.read()
-    assert (lost, type(seen)) == (CapturesLost(5), CapturedSnapshot)
+    assert (lost, type(seen)) == (LostRecord(5), CapturedSnapshot)
     bench.recorder.restart(is_paused=True)
     bench.recorder.snapshot(snapshot(thread(1))._replace(lost_count=2))
-    assert [item for item in bench.read() if isinstance(item, CapturesLost)] == [CapturesLost(6)]
+    assert [item for item in bench.read() if isinstance(item, LostRecord)] == [LostRecord(6)]
     bench.recorder.restart()
-    assert CapturesLost(6 + 2 + 1) in bench.read()
+    assert LostRecord(6 + 2 + 1) in bench.read()
 
 
 def test_new_beginning_that_is_lost_too_is_counted_with_the_next(bench: Bench) -> None:
@@ -275,8 +266,8 @@ def test_new_beginning_that_is_lost_too_is_counted_with_the_next(bench: Bench) -
         bench.recorder.take()
         bench.recorder.restart()
     bench.recorder.snapshot(snapshot(thread(1)))
-    assert [item.snapshots for item in restarted(bench) if isinstance(item, CapturesLost)] == [3]
-    assert [item.snapshots for item in restarted(bench) if isinstance(item, CapturesLost)] == []
+    assert [item.snapshots for item in restarted(bench) if isinstance(item, LostRecord)] == [3]
+    assert [item.snapshots for item in restarted(bench) if isinstance(item, LostRecord)] == []
 
 
 def test_new_beginning_for_another_reader_needs_nothing_from_before(bench: Bench) -> None:
@@ -315,13 +306,13 @@ def test_endpoint_is_told_when_it_changes_until_it_is_final() -> None:
 
     assert told() == []
     names[3] = ("GET /cart", False)
-    assert (told(), told()) == ([EndpointNamed(3, "GET /cart")], [])
+    assert (told(), told()) == ([EndpointRecord(3, "GET /cart")], [])
     names[3] = ("GET /cart/{id}", True)
-    assert (told(), told()) == ([EndpointNamed(3, "GET /cart/{id}")], [])
+    assert (told(), told()) == ([EndpointRecord(3, "GET /cart/{id}")], [])
     names[3] = ("never asked for again", False)
     assert told() == []
     bench.see(thread(1, context=SPAN, state=2))  # its name in samples is not this one
-    assert told() == [EndpointNamed(3, "never asked for again")]
+    assert told() == [EndpointRecord(3, "never asked for again")]
 
 
 def test_endpoints_that_are_asked_for_are_bounded() -> None:
@@ -348,7 +339,7 @@ def test_endpoint_of_an_idle_thread_is_told_after_a_new_beginning() -> None:
     restarted(bench)
     bench.see(thread(1, context=SPAN))
     bench.recorder.endpoints()
-    assert bench.read() == [EndpointNamed(3, "GET /cart")]
+    assert bench.read() == [EndpointRecord(3, "GET /cart")]
 
 
 @pytest.mark.parametrize("reads_nice", [True, False])
@@ -371,7 +362,7 @@ def test_end_has_the_cpu_time_of_the_process(bench: Bench) -> None:
     before_ns = time.process_time_ns()
     bench.recorder.end()
     (end,) = bench.read()
-    assert isinstance(end, CaptureEnded)
+    assert isinstance(end, EndRecord)
     assert before_ns <= end.process_cpu_ns <= time.process_time_ns()
 
 

@@ -17,8 +17,9 @@ from splunk_profiler.config import Config, from_config
 from splunk_profiler.export.stream_output import StreamOutput
 from splunk_profiler.lifecycle.sampling import PublishingCalls, Sampling
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
-from splunk_profiler.stream.captured import CapturedSnapshot, CaptureEnded, CapturesLost, Item, ResourceChanged
+from splunk_profiler.stream.captured import CapturedSnapshot, Item, ResourceChanged
 from splunk_profiler.stream.reader import StreamReader
+from splunk_profiler.stream.records import EndRecord, LostRecord
 from splunk_profiler.system.threads import WakeEvent
 
 
@@ -33,7 +34,7 @@ class _LossyOutput(StreamOutput):
 
     def send(self, data: bytes) -> bool:
         items = [*self._reader.feed(data)]
-        if any(isinstance(item, CaptureEnded) for item in items) and not self._has_lost:
+        if any(isinstance(item, EndRecord) for item in items) and not self._has_lost:
             self._has_lost = True
             return False
         self.items += items
@@ -102,8 +103,8 @@ def test_end_that_is_lost_is_sent_again() -> None:
     sampling = _start_sampling(output)
     assert output.sampled.wait(30)
     sampling.stop(10)
-    assert [isinstance(item, CaptureEnded) for item in output.items].count(True) == 1
-    assert isinstance(output.items[-1], CaptureEnded)
+    assert [isinstance(item, EndRecord) for item in output.items].count(True) == 1
+    assert isinstance(output.items[-1], EndRecord)
 
 
 def test_stream_of_a_service_without_a_provider_has_its_name() -> None:
@@ -135,9 +136,9 @@ def test_full_output_gets_no_stream_and_losses_are_counted() -> None:
     sampling.stop(10)
     assert output.refused[0] > 0
     assert not any(output.refused[1:])
-    (lost,) = [item.snapshots for item in output.items if isinstance(item, CapturesLost)]
+    (lost,) = [item.snapshots for item in output.items if isinstance(item, LostRecord)]
     assert lost > 1
-    assert isinstance(output.items[-1], CaptureEnded)
+    assert isinstance(output.items[-1], EndRecord)
 
 
 def test_limit_counts_the_output_that_has_replaced_the_first_one() -> None:

@@ -27,7 +27,7 @@ from splunk_profiler.otel.trace_selector import (
     TraceSelector,
 )
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
-from splunk_profiler.stream.captured import TraceEnded, TraceSelected
+from splunk_profiler.stream.records import TraceEndRecord, TraceRecord
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -60,10 +60,10 @@ class Bench:
         changes = self.trace_selector.take_changes()
         for trace_id, time_ns, entry in changes:
             if entry is None:
-                told.end(TraceEnded(trace_id, time_ns))
+                told.end(TraceEndRecord(trace_id, time_ns))
             else:
                 assert time_ns == entry.time_ns
-                told.select(TraceSelected(trace_id, *entry))
+                told.select(TraceRecord(trace_id, *entry))
         return changes
 
     def _notice(self) -> None:

@@ -14,10 +14,18 @@ from splunk_profiler.model import DataType, EventKind, InstrumentationSource, Pr
 from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, RecordPipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPipeline
-from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CaptureEnded, CapturesLost, EndpointNamed
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot
 from splunk_profiler.stream.codec import RecordDecoder, StreamError, encode
 from splunk_profiler.stream.reader import StreamReader
-from splunk_profiler.stream.records import HEADER, LostRecord, SnapshotRecord, StartRecord, TraceRecord
+from splunk_profiler.stream.records import (
+    HEADER,
+    EndpointRecord,
+    EndRecord,
+    LostRecord,
+    SnapshotRecord,
+    StartRecord,
+    TraceRecord,
+)
 from splunk_profiler.stream.writer import StreamWriter
 
 NAMES = ("MainThread", "waits", "held", "ends", "renamed")
@@ -148,7 +156,7 @@ def test_block_in_use_keeps_the_last_endpoint_of_its_root(recorded: Recorded) ->
         pipeline.take(item._replace(live_id=1) if isinstance(item, CapturedEvent) else item)
     pipeline.take_in_use()
     for root in range(100, 5100):
-        pipeline.take(EndpointNamed(root, "GET /"))
+        pipeline.take(EndpointRecord(root, "GET /"))
     (in_use,) = pipeline.take_in_use().samples
     assert in_use.span == SPAN._replace(endpoint="GET /cart")
 
@@ -226,7 +234,7 @@ def without(recorded: Recorded, first: int, count: int) -> bytes:
 def test_lost_snapshots_leave_the_wall_time_of_an_idle_thread_whole(recorded: Recorded) -> None:
     data = without(recorded, 5, 2)
     items = [*StreamReader().feed(data)]
-    assert [item.snapshots for item in items if isinstance(item, CapturesLost)] == [2]
+    assert [item.snapshots for item in items if isinstance(item, LostRecord)] == [2]
     taken = [item for item in items if isinstance(item, CapturedSnapshot) and not item.is_focused]
     assert len(taken) == recorded.snapshot_count - 2
     piped = Piped()
@@ -249,7 +257,7 @@ def test_stream_that_ends_twice_has_ended_once(recorded: Recorded) -> None:
     assert delivered == len(expected)
     piped.pipeline.feed(recorded.pieces[-1])
     piped.pipeline.close()
-    piped.pipeline.close(CaptureEnded(1, 2, 3, 4))
+    piped.pipeline.close(EndRecord(1, 2, 3, 4))
     piped.pipeline.tick(1 << 62)
     assert len(piped.records) == delivered
 
@@ -277,9 +285,7 @@ def test_stream_that_cannot_be_read_leaves_what_came_before(recorded: Recorded) 
 
 
 def test_profile_of_a_stream_read_late_lasts_as_long_as_its_captures(recorded: Recorded) -> None:
-    captured = [
-        item for item in StreamReader().feed(recorded.data) if isinstance(item, CapturedSnapshot | CaptureEnded)
-    ]
+    captured = [item for item in StreamReader().feed(recorded.data) if isinstance(item, CapturedSnapshot | EndRecord)]
     piped = Piped()
     assert piped.pipeline.now_ns() == 0
     for piece in recorded.pieces:

@@ -11,7 +11,7 @@ from splunk_profiler.model import Frame, InstrumentationSource, Snapshot, SpanRe
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods, RawSnapshot, RawThread
-from splunk_profiler.stream.captured import TraceSelected
+from splunk_profiler.stream.records import TraceRecord
 
 MS = 1_000_000
 PERIOD_NS, ALL_NS = 10 * MS, 1_000 * MS
@@ -43,7 +43,7 @@ class Bench:
 
     def enter(self, entry: Began) -> None:
         """Have trace 1 come in."""
-        self._selected_traces.select(TraceSelected(TRACE.trace_id, *entry))
+        self._selected_traces.select(TraceRecord(TRACE.trace_id, *entry))
 
     def raw(
         self,

@@ -9,17 +9,7 @@ from typing import Any
 import pytest
 
 from splunk_profiler.model import Frame
-from splunk_profiler.stream.captured import (
-    CapturedEvent,
-    CapturedSnapshot,
-    CapturesLost,
-    EndpointNamed,
-    ProcessStarted,
-    ResourceChanged,
-    StartTime,
-    TraceEnded,
-    TraceSelected,
-)
+from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, ProcessStarted, ResourceChanged, StartTime
 from splunk_profiler.stream.codec import StreamError, encode
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import (
@@ -108,10 +98,10 @@ def test_records_that_define_nothing_say_what_is_in_them() -> None:
     assert found == [
         ProcessStarted({"service": "shop"}),
         ResourceChanged(True, {"service.name": "shop", "n": [1, 2.5, True]}, "https://schema"),
-        EndpointNamed(3, "GET /cart"),
-        TraceSelected(1 << 100, 2, 3, 4),
-        TraceEnded(1 << 100, 5),
-        CapturesLost(6),
+        EndpointRecord(3, "GET /cart"),
+        TraceRecord(1 << 100, 2, 3, 4),
+        TraceEndRecord(1 << 100, 5),
+        LostRecord(6),
     ]
 
 
@@ -233,7 +223,7 @@ def test_definitions_with_the_same_numbers_come_after_a_new_beginning() -> None:
 
 
 def test_lost_snapshots_leave_the_definitions_valid(fed: Fed) -> None:
-    assert fed.feed(LostRecord(3)) == [CapturesLost(3)]
+    assert fed.feed(LostRecord(3)) == [LostRecord(3)]
     assert fed.state().span is not None
 
 
