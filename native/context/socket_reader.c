@@ -130,12 +130,12 @@ static void socket_reader_dealloc(SocketReader *self)
 }
 
 static PyMethodDef socket_reader_methods[] = {
-    {"start", (PyCFunction)socket_reader_start, METH_NOARGS, "Start to receive."},
-    {"start_with_message", (PyCFunction)socket_reader_start_with_message, METH_NOARGS, "Start with a message."},
-    {"take", (PyCFunction)socket_reader_take, METH_O, "Return the messages since the last take."},
-    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS, "Make `take` return."},
-    {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS, "End the thread and all waits."},
-    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS, "Return the numbers of messages."},
+    {"start", (PyCFunction)socket_reader_start, METH_NOARGS},
+    {"start_with_message", (PyCFunction)socket_reader_start_with_message, METH_NOARGS},
+    {"take", (PyCFunction)socket_reader_take, METH_O},
+    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS},
+    {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS},
+    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS},
     {NULL, NULL, 0, NULL},
 };
 

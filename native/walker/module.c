@@ -142,47 +142,13 @@ static int module_exec(PyObject *module)
     return state->owned_socket_type != NULL ? 0 : -1;
 }
 
-static int module_traverse(PyObject *module, visitproc visit, void *arg)
-{
-    module_state *state = PyModule_GetState(module);
-    for (int i = 0; i < TUPLE_TYPE_COUNT; i++) {
-        Py_VISIT(state->types[i]);
-    }
-    Py_VISIT(state->raw_threads_type);
-    Py_VISIT(state->owned_socket_type);
-    return 0;
-}
-
-static int module_clear(PyObject *module)
-{
-    module_state *state = PyModule_GetState(module);
-    for (int i = 0; i < TUPLE_TYPE_COUNT; i++) {
-        Py_CLEAR(state->types[i]);
-    }
-    Py_CLEAR(state->raw_threads_type);
-    Py_CLEAR(state->owned_socket_type);
-    return 0;
-}
-
-static void module_free(void *module)
-{
-    (void)module_clear(module);
-}
-
 static PyMethodDef module_methods[] = {
-    {"set_after_fork_in_child", set_after_fork_in_child, METH_O,
-     "set_after_fork_in_child($module, in_child, /)\n--\n\nHave in_child() called in forked children."},
-    {"mark_profiler_thread", mark_profiler_thread, METH_O,
-     "mark_profiler_thread($module, is_starting, /)\n--\n\nMark the calling thread as one of the profiler's, or unmark "
-     "it."},
-    {"delay_forks", delay_forks, METH_O,
-     "delay_forks($module, is_starting, /)\n--\n\nDelay forks while the calling thread has locks of the application."},
-    {"prepare_fork", prepare_fork, METH_O,
-     "prepare_fork($module, is_starting, /)\n--\n\nWait before a fork for the end of a delay, or end the fork."},
-    {"close_inherited_sockets", close_inherited_sockets, METH_NOARGS,
-     "close_inherited_sockets($module, /)\n--\n\nClose in a forked child what its parent has made."},
-    {"read_thread_stat", read_thread_stat, METH_O,
-     "read_thread_stat($module, native_id, /)\n--\n\nReturn the kernel's line about a thread."},
+    {"set_after_fork_in_child", set_after_fork_in_child, METH_O},
+    {"mark_profiler_thread", mark_profiler_thread, METH_O},
+    {"delay_forks", delay_forks, METH_O},
+    {"prepare_fork", prepare_fork, METH_O},
+    {"close_inherited_sockets", close_inherited_sockets, METH_NOARGS},
+    {"read_thread_stat", read_thread_stat, METH_O},
     {NULL},
 };
 
@@ -201,9 +167,9 @@ static PyModuleDef module_def = {
     .m_size = sizeof(module_state),
     .m_methods = module_methods,
     .m_slots = module_slots,
-    .m_traverse = module_traverse,
-    .m_clear = module_clear,
-    .m_free = module_free,
+    .m_traverse = module_traverse_references,
+    .m_clear = module_clear_references,
+    .m_free = module_free_references,
 };
 
 PyMODINIT_FUNC PyInit__walker(void)

@@ -36,10 +36,11 @@ enum { TICKER_COUNTERS_FIELDS(FIELD_INDEX) COUNTERS_FIELD_COUNT };
 
 enum { RAW_THREAD, RAW_SNAPSHOT, RECORDED_EVENT, TICKER_COUNTERS, TUPLE_TYPE_COUNT };
 
+/* All are owned; NULL: not set yet. */
 typedef struct {
-    PyTypeObject *types[TUPLE_TYPE_COUNT]; /* owned */
-    PyTypeObject *raw_threads_type;        /* owned */
-    PyTypeObject *owned_socket_type;       /* owned */
+    PyTypeObject *types[TUPLE_TYPE_COUNT];
+    PyTypeObject *raw_threads_type;
+    PyTypeObject *owned_socket_type;
 } module_state;
 
 /* The module of an instance. Never NULL: its type is made for a module, and has no subclasses. */

@@ -222,12 +222,12 @@ static void owned_socket_dealloc(OwnedSocket *self)
 }
 
 static PyMethodDef owned_socket_methods[] = {
-    {"connect", (PyCFunction)owned_socket_connect, METH_O | METH_CLASS, "Connect to the socket of a name."},
-    {"listen", (PyCFunction)owned_socket_listen, METH_O | METH_CLASS, "Bind a name, and listen."},
-    {"send", (PyCFunction)owned_socket_send, METH_O, "Write without waiting."},
-    {"receive", (PyCFunction)owned_socket_receive, METH_O, "Read without waiting."},
-    {"shutdown", (PyCFunction)owned_socket_shutdown, METH_NOARGS, "End writing."},
-    {"close", (PyCFunction)owned_socket_close, METH_NOARGS, "Close the socket."},
+    {"connect", (PyCFunction)owned_socket_connect, METH_O | METH_CLASS},
+    {"listen", (PyCFunction)owned_socket_listen, METH_O | METH_CLASS},
+    {"send", (PyCFunction)owned_socket_send, METH_O},
+    {"receive", (PyCFunction)owned_socket_receive, METH_O},
+    {"shutdown", (PyCFunction)owned_socket_shutdown, METH_NOARGS},
+    {"close", (PyCFunction)owned_socket_close, METH_NOARGS},
     {NULL, NULL, 0, NULL},
 };
 

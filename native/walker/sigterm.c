@@ -229,14 +229,10 @@ static PyObject *sigterm_end_process(PyObject *Py_UNUSED(module), PyObject *Py_U
 }
 
 PyMethodDef sigterm_methods[] = {
-    {"sigterm_open", sigterm_open, METH_NOARGS, "sigterm_open($module)\n--\n\nOpen a listener and return its number."},
-    {"sigterm_install", sigterm_install, METH_NOARGS,
-     "sigterm_install($module)\n--\n\nHave SIGTERM end the wait, if its action is the default."},
-    {"sigterm_wait", sigterm_wait, METH_VARARGS,
-     "sigterm_wait($module, listener_id, limit_ms, /)\n--\n\nWait for SIGTERM; return False if the listener has "
-     "ended."},
-    {"sigterm_close", sigterm_close, METH_NOARGS, "sigterm_close($module)\n--\n\nEnd the listener."},
-    {"sigterm_end_process", sigterm_end_process, METH_NOARGS,
-     "sigterm_end_process($module)\n--\n\nEnd the process by SIGTERM."},
+    {"sigterm_open", sigterm_open, METH_NOARGS},
+    {"sigterm_install", sigterm_install, METH_NOARGS},
+    {"sigterm_wait", sigterm_wait, METH_VARARGS},
+    {"sigterm_close", sigterm_close, METH_NOARGS},
+    {"sigterm_end_process", sigterm_end_process, METH_NOARGS},
     {NULL},
 };

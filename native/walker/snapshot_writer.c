@@ -364,9 +364,7 @@ static void snapshot_writer_dealloc(SnapshotWriter *self)
 }
 
 static PyMethodDef snapshot_writer_methods[] = {
-    {"write", (PyCFunction)snapshot_writer_write, METH_VARARGS,
-     "write($self, snapshot, is_complete, floors, /)\n--\n\nReturn the record of a snapshot, and the keys of ended "
-     "threads."},
+    {"write", (PyCFunction)snapshot_writer_write, METH_VARARGS},
     {NULL},
 };
 

@@ -299,13 +299,9 @@ static PyObject *show_in_maps(PyObject *Py_UNUSED(module), PyObject *text)
 }
 
 PyMethodDef spawn_methods[] = {
-    {"spawn_exporter", spawn_exporter, METH_VARARGS,
-     "spawn_exporter($module, arguments, environment, listener, /)\n--\n\nStart a program that is not our child."},
-    {"adopts_orphans", adopts_orphans, METH_NOARGS,
-     "adopts_orphans($module, /)\n--\n\nReturn True if orphans become children of this process."},
-    {"execution_random", execution_random, METH_NOARGS,
-     "execution_random($module, /)\n--\n\nReturn what the kernel has drawn for the execution of this program."},
-    {"show_in_maps", show_in_maps, METH_O,
-     "show_in_maps($module, text, /)\n--\n\nShow a text in /proc/self/maps, in place of the last one."},
+    {"spawn_exporter", spawn_exporter, METH_VARARGS},
+    {"adopts_orphans", adopts_orphans, METH_NOARGS},
+    {"execution_random", execution_random, METH_NOARGS},
+    {"show_in_maps", show_in_maps, METH_O},
     {NULL},
 };
