@@ -6,7 +6,7 @@ Then raised exceptions. Runs on the main thread of `report`; reads no data itsel
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.table import Table
 
@@ -14,14 +14,12 @@ from splunk_profiler.cli import tables
 from splunk_profiler.cli.profiles import (
     VALUES,
     EndpointTimes,
+    EventTotals,
     FunctionTimes,
     HoldPlace,
-    LockHolds,
     LoopBlocker,
-    LoopBlocks,
     Profiles,
     TaskPlace,
-    TaskWaits,
     TimeTotals,
     WaitPlace,
 )
@@ -32,6 +30,7 @@ from splunk_profiler.viewer.profile_messages import APPLICATION, NOT_SAMPLED, OU
 _TITLES = {"cpu": "CPU time", "wall": "wall time (waiting included)"}
 _TRAILING_ENDPOINTS = (UNNAMED, OUTSIDE, NOT_SAMPLED)
 _MAX_EXCEPTIONS = 20  # types and places shown
+_Place = TypeVar("_Place", HoldPlace, LoopBlocker, TaskPlace)
 _MIN_SHARE = 0.005  # of an endpoint's time, for a function to be shown
 
 
@@ -63,10 +62,10 @@ def to_dict(profiles: Profiles) -> dict[str, Any]:
         "first_time_ns": profiles.first_ns,
         "last_time_ns": profiles.last_ns,
         "gil_waits": profiles.gil_waits._asdict(),
-        "loop_blocks": [{**blocker._asdict(), **asdict(blocks)} for blocker, blocks in _rank_loop_blocks(profiles)],
-        "task_waits": [{**place._asdict(), **asdict(waits)} for place, waits in _rank_task_waits(profiles)],
+        "loop_blocks": _events_to_dicts(profiles.loop_blocks, "count", "blocked_ns"),
+        "task_waits": _events_to_dicts(profiles.task_waits, "count", "wait_ns"),
         "waits": [{**place._asdict(), "wall_ns": wall_ns} for place, wall_ns in profiles.waits.most_common()],
-        "lock_holds": [{**place._asdict(), **asdict(holds)} for place, holds in _rank_lock_holds(profiles)],
+        "lock_holds": _events_to_dicts(profiles.lock_holds, "waiters", "delay_ns"),
         "records_by_period_ms": {str(period): count for period, count in profiles.periods_ms.items()},
         **_times_to_dict("", profiles.spent),
         "endpoints": {
@@ -84,16 +83,12 @@ def to_dict(profiles: Profiles) -> dict[str, Any]:
     }
 
 
-def _rank_loop_blocks(profiles: Profiles) -> list[tuple[LoopBlocker, LoopBlocks]]:
-    return sorted(profiles.loop_blocks.items(), key=lambda item: -item[1].blocked_ns)
+def _ranked(events: dict[_Place, EventTotals]) -> list[tuple[_Place, EventTotals]]:
+    return sorted(events.items(), key=lambda item: -item[1].time_ns)
 
 
-def _rank_task_waits(profiles: Profiles) -> list[tuple[TaskPlace, TaskWaits]]:
-    return sorted(profiles.task_waits.items(), key=lambda item: -item[1].wait_ns)
-
-
-def _rank_lock_holds(profiles: Profiles) -> list[tuple[HoldPlace, LockHolds]]:
-    return sorted(profiles.lock_holds.items(), key=lambda item: -item[1].delay_ns)
+def _events_to_dicts(events: dict[_Place, EventTotals], count: str, time: str) -> list[dict[str, Any]]:
+    return [{**place._asdict(), count: totals.count, time: totals.time_ns} for place, totals in _ranked(events)]
 
 
 def _contended(profiles: Profiles) -> list[tuple[WaitPlace, int]]:
@@ -113,21 +108,21 @@ def _wait_table(waits: list[tuple[WaitPlace, int]], rows: int) -> Table:
 
 def _hold_table(profiles: Profiles, rows: int) -> Table:
     table = tables.table("held by", "others waited", "share", "inside", "at")
-    ranked = _rank_lock_holds(profiles)
-    whole = sum(holds.delay_ns for _, holds in ranked)
+    ranked = _ranked(profiles.lock_holds)
+    whole = sum(holds.time_ns for _, holds in ranked)
     for place, holds in ranked[:rows]:
-        time, share = tables.duration(holds.delay_ns), tables.percent(holds.delay_ns, whole)
+        time, share = tables.duration(holds.time_ns), tables.percent(holds.time_ns, whole)
         table.add_row(place.function, time, share, place.inside, tables.place(place.file, place.line))
     return table
 
 
 def _task_table(profiles: Profiles, rows: int) -> Table:
     table = tables.table("waited in", "for", "time", "share", "tasks", "awaits", "at")
-    ranked, duration_ns = _rank_task_waits(profiles), max(profiles.last_ns - profiles.first_ns, 1)
-    whole = sum(waits.wait_ns for _, waits in ranked)
+    ranked, duration_ns = _ranked(profiles.task_waits), max(profiles.last_ns - profiles.first_ns, 1)
+    whole = sum(waits.time_ns for _, waits in ranked)
     for place, waits in ranked[:rows]:
-        time, share = tables.duration(waits.wait_ns), tables.percent(waits.wait_ns, whole)
-        number = f"{waits.wait_ns / duration_ns:,.1f}"
+        time, share = tables.duration(waits.time_ns), tables.percent(waits.time_ns, whole)
+        number = f"{waits.time_ns / duration_ns:,.1f}"
         at = tables.place(place.file, place.line)
         table.add_row(place.function, place.kind, time, share, number, place.awaits, at)
     return table
@@ -135,9 +130,9 @@ def _task_table(profiles: Profiles, rows: int) -> Table:
 
 def _loop_table(profiles: Profiles, rows: int) -> Table:
     table = tables.table("function", "blocked", "times", "on average", "task", "of")
-    for blocker, blocks in _rank_loop_blocks(profiles)[:rows]:
-        average_ns = blocks.blocked_ns // max(blocks.count, 1)
-        blocked, average = tables.duration(blocks.blocked_ns), tables.duration(average_ns)
+    for blocker, blocks in _ranked(profiles.loop_blocks)[:rows]:
+        average_ns = blocks.time_ns // max(blocks.count, 1)
+        blocked, average = tables.duration(blocks.time_ns), tables.duration(average_ns)
         table.add_row(blocker.function, blocked, f"{blocks.count:,}", average, blocker.task, blocker.endpoint)
     return table
 

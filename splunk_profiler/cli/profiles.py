@@ -101,14 +101,6 @@ class LoopBlocker(NamedTuple):
     task: str
 
 
-@dataclass(slots=True)
-class LoopBlocks:
-    """The blocks of event loops by one function: their number and time."""
-
-    count: int = 0
-    blocked_ns: int = 0
-
-
 class TaskPlace(NamedTuple):
     """A line of the application in which tasks wait.
 
@@ -124,14 +116,6 @@ class TaskPlace(NamedTuple):
     kind: str
 
 
-@dataclass(slots=True)
-class TaskWaits:
-    """The tasks that wait at one place: their number at each capture, added up, and their time."""
-
-    count: int = 0
-    wait_ns: int = 0
-
-
 class HoldPlace(NamedTuple):
     """The application's nearest line of a thread that held a lock, and the innermost function; empty if it is there."""
 
@@ -142,11 +126,16 @@ class HoldPlace(NamedTuple):
 
 
 @dataclass(slots=True)
-class LockHolds:
-    """The threads that waited for a lock that one place held: their number at each look, added up, and their time."""
+class EventTotals:
+    """The events of one place: their number (of waiting threads and tasks at each look, added up), and their time."""
 
-    waiters: int = 0
-    delay_ns: int = 0
+    count: int = 0
+    time_ns: int = 0
+
+    def add(self, count: int, time_ns: int) -> None:
+        """Add further events."""
+        self.count += count
+        self.time_ns += time_ns
 
 
 @dataclass(slots=True)
@@ -176,11 +165,11 @@ class Profiles:
     periods_ms: Counter[int] = field(default_factory=Counter)
     endpoints: dict[str, EndpointTimes] = field(default_factory=dict)
     gil_waits: GilWaits = field(default_factory=GilWaits)
-    loop_blocks: dict[LoopBlocker, LoopBlocks] = field(default_factory=dict)
-    task_waits: dict[TaskPlace, TaskWaits] = field(default_factory=dict)
+    loop_blocks: dict[LoopBlocker, EventTotals] = field(default_factory=dict)
+    task_waits: dict[TaskPlace, EventTotals] = field(default_factory=dict)
     exceptions: Counter[tuple[str, Place]] = field(default_factory=Counter)
     waits: Counter[WaitPlace] = field(default_factory=Counter)
-    lock_holds: dict[HoldPlace, LockHolds] = field(default_factory=dict)
+    lock_holds: dict[HoldPlace, EventTotals] = field(default_factory=dict)
 
     def add(self, body: str, service: str) -> None:
         """Add the profile that is the body of a log record.
@@ -222,22 +211,16 @@ class Profiles:
         nearest, leaf = aggregate.nearest, aggregate.stack[0]
         awaits = "" if nearest is leaf else leaf.function
         place = TaskPlace(nearest.function, nearest.file, nearest.line, awaits, aggregate.labels.get("wait.kind", ""))
-        waits = self.task_waits.setdefault(place, TaskWaits())
-        waits.count += aggregate.tasks
-        waits.wait_ns += aggregate.task_wait
+        self.task_waits.setdefault(place, EventTotals()).add(aggregate.tasks, aggregate.task_wait)
 
     def _add_lock_holds(self, aggregate: Aggregate) -> None:
         nearest, leaf = aggregate.nearest, aggregate.stack[0]
         place = HoldPlace(nearest.function, nearest.file, nearest.line, "" if nearest is leaf else leaf.function)
-        holds = self.lock_holds.setdefault(place, LockHolds())
-        holds.waiters += aggregate.lock_waiters
-        holds.delay_ns += aggregate.lock_delay
+        self.lock_holds.setdefault(place, EventTotals()).add(aggregate.lock_waiters, aggregate.lock_delay)
 
     def _add_loop_blocks(self, aggregate: Aggregate, endpoint: str) -> None:
         blocker = LoopBlocker(aggregate.nearest.function, endpoint, aggregate.labels.get("task.name", ""))
-        blocks = self.loop_blocks.setdefault(blocker, LoopBlocks())
-        blocks.count += aggregate.loop_blocks
-        blocks.blocked_ns += aggregate.loop_blocked
+        self.loop_blocks.setdefault(blocker, EventTotals()).add(aggregate.loop_blocks, aggregate.loop_blocked)
 
 
 def _wait_place(kind: str, aggregate: Aggregate) -> WaitPlace:
