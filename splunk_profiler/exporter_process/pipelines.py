@@ -10,8 +10,8 @@ from splunk_profiler.pipeline import aggregator, record_memory
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.pipeline.live_heap import LIVE_HEAP
-from splunk_profiler.pipeline.record_pipeline import Deliver, ProfilePipeline, RecordPipeline, SamplePipeline
-from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPipeline
+from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, SamplePipeline
+from splunk_profiler.pipeline.stream_pipeline import Deliver, PipelineSettings, RecordPipeline, StreamPipeline
 from splunk_profiler.raw import Periods
 
 

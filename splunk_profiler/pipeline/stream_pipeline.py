@@ -6,12 +6,11 @@ Called by one thread at a time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-from splunk_profiler.model import IdleRepeat, Snapshot
+from splunk_profiler.model import IdleRepeat, Snapshot, UnattributedTime
 from splunk_profiler.pipeline.live_heap import InUse, LiveHeap
-from splunk_profiler.pipeline.record_pipeline import RecordPipeline
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
@@ -31,6 +30,27 @@ from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.printable import shortened
 
 _MAX_ENDPOINTS = 4096
+Deliver = Callable[[tuple[Any, ...]], None]  # takes records, all samples or all profiles; returns at once
+
+
+class RecordPipeline:
+    """A consumer of snapshots, which delivers records."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Consume a snapshot; returns at once, whatever state the receiver is in."""
+        raise NotImplementedError
+
+    def flush_if_due(self, now_ns: int) -> None:
+        """Deliver profiles that are due without a snapshot at the instant `now_ns`; call it at least once a second."""
+
+    def begin(self, time_ns: int, period_ns: int) -> None:
+        """Start the first period, at the time of the baseline snapshot (`time_ns` since the epoch)."""
+
+    def close(self, unattributed: Iterable[UnattributedTime]) -> None:
+        """Deliver what is left after the last snapshot, with the time `unattributed` since then."""
 
 
 class PipelineSettings(NamedTuple):
