@@ -76,9 +76,9 @@ def period(snapshots: int) -> Period:
     for snapshot, number, stack, span in stacks(source, snapshots):
         busy = number < BUSY
         thread = Thread(number + 1, f"worker-{number}", 0x7F0000000000 + 4096 * number, 30_000 + number)
-        seen = ThreadSample(thread, stack, snapshot * interval_ns, snapshot * interval_ns, 0, busy, "")
+        seen = ThreadSample(thread, stack, snapshot * interval_ns, 0, 0, busy, "")
         time_ns = START_NS + snapshot * interval_ns
-        samples.append(Sample(time_ns, interval_ns, seen, span))
+        samples.append(Sample(time_ns, interval_ns, seen, span, instant_ns=snapshot * interval_ns))
         key = (number, stack.frames, span)
         counts.setdefault(key, [0])[0] += 1
         first.setdefault(key, (stack, time_ns))

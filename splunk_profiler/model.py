@@ -98,7 +98,7 @@ class ThreadSample(NamedTuple):
 
     Attributes:
         cpu_ns: CPU time the thread had used; 0 if not known.
-        elapsed_ns: age of the thread in wall time; 0 if not known.
+        start_ns: instant at which the thread was started, on the boot-time clock; None if not known.
         os_priority: priority from the operating system (the nice value on Linux); 0 if not known.
         running: True if the thread held the GIL, had a processor or waited for one.
         waiting_on: object that a waiting thread waits for (``condition``); empty if not known.
@@ -111,7 +111,7 @@ class ThreadSample(NamedTuple):
     thread: Thread
     stack: Stack
     cpu_ns: int
-    elapsed_ns: int
+    start_ns: int | None
     os_priority: int
     running: bool
     waiting_on: str
@@ -203,6 +203,7 @@ class Sample(NamedTuple):
         time_ns: time at which the stack was read, nanoseconds since the epoch.
         labels: the user's labels in force on the thread, as (name, value) in canonical order.
         event: event that triggered the sample, which then has no wall or CPU time; else None.
+        instant_ns: `time_ns` on the boot-time clock.
     """
 
     time_ns: int
@@ -212,6 +213,7 @@ class Sample(NamedTuple):
     labels: tuple[tuple[str, str], ...] = ()
     event: Event | None = None
     source: InstrumentationSource = InstrumentationSource.CONTINUOUS
+    instant_ns: int = 0
 
 
 class UnattributedReason(Enum):

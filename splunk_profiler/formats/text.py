@@ -14,6 +14,7 @@ from weakref import WeakSet
 from splunk_profiler.model import Frame, Sample, Stack, ThreadSample
 
 _STATE_PREFIX = "   python.Thread.State: "
+_MAX_HEADS = 4096
 _MAX_TEXTS, _MAX_TEXTS_BYTES = 1024, 4 << 20  # of a service; each keeps its stack alive, too
 _ALL_TEXTS_BYTES = 32 << 20
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -32,6 +33,7 @@ class BodyFormatter:
     def __init__(self) -> None:
         self._texts: dict[Stack, bytes] = {}
         self._size = 0
+        self._heads: dict[int, tuple[ThreadSample, str, str]] = {}  # by thread: what stands around its age
         self._all.add(self)
 
     def parts(self, sample: Sample) -> tuple[bytes, bytes]:
@@ -39,7 +41,15 @@ class BodyFormatter:
 
         In two parts, since the second is long, and the same for many records: to join them took as long as the first.
         """
-        return _encode(format_head(sample.thread)), self.encode_stack(sample.thread.stack)
+        seen = sample.thread
+        head = self._heads.get(seen.thread.index)
+        if head is None or head[0] is not seen:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
+            head = self._heads[seen.thread.index] = (seen, *_format_around_age(seen))
+        _, before, after = head
+        age_ns = 0 if seen.start_ns is None else max(sample.instant_ns - seen.start_ns, 1)
+        return _encode(f"{before}{age_ns / 1e9:.2f}{after}"), self.encode_stack(seen.stack)
 
     def encode_stack(self, stack: Stack) -> bytes:
         """Return the lines of the frames, leaf first, in UTF-8."""
@@ -55,23 +65,24 @@ class BodyFormatter:
         return text
 
 
-def format_head(seen: ThreadSample) -> str:
-    """Return the metadata line and the state line."""
+def _format_around_age(seen: ThreadSample) -> tuple[str, str]:
+    """Return the metadata line and the state line, in what stands before and after the thread's age in seconds."""
     thread = seen.thread
     ids = (thread.index, thread.ident, thread.native_id)
-    before, after = _format_constant(thread.name, ids, seen.os_priority, _state(seen.running, seen.waiting_on))
-    return f"{before}{seen.cpu_ns / 1e6:.2f}ms elapsed={seen.elapsed_ns / 1e9:.2f}s{after}"
+    before, after = _format_constant(thread.name, ids, seen.os_priority, seen.running, seen.waiting_on)
+    return f"{before}{seen.cpu_ns / 1e6:.2f}ms elapsed=", after
 
 
 @lru_cache(maxsize=16_384)
-def _format_constant(name: str, ids: tuple[int, int, int], os_priority: int, state: str) -> tuple[str, str]:
-    """Return what stands before and after the times of a thread, which alone change each time."""
+def _format_constant(
+    name: str, ids: tuple[int, int, int], os_priority: int, running: bool, waiting_on: str
+) -> tuple[str, str]:
+    """Return what stands before the CPU time of a thread and after its age, which change all the time."""
     index, ident, native_id = ids
     before = f'"{escape_name(name)}" #{index} prio=0 os_prio={os_priority} cpu='
-    return before, f" tid=0x{ident:x} nid=0x{native_id:x} {state}\n"
+    return before, f"s tid=0x{ident:x} nid=0x{native_id:x} {_state(running, waiting_on)}\n"
 
 
-@lru_cache(maxsize=256)
 def _state(running: bool, waiting_on: str) -> str:
     if running:
         return f"running\n{_STATE_PREFIX}RUNNABLE"

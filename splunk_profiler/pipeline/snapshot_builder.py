@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from splunk_profiler.model import (
     IdleRepeat,
+    InstrumentationSource,
     Sample,
     Snapshot,
     Stack,
@@ -34,9 +35,14 @@ _NO_TIME = ThreadTimeDelta(0, 0)
 
 @dataclass(slots=True)
 class _LastSample:
-    """The last report of a thread: its name and stack, the CPU time it had used, and why it gave no sample."""
+    """The last report of a thread: its name and stack, the CPU time it had used, and why it gave no sample.
+
+    `seen` is what the samples of a thread without times share for as long as its `state` is the same object.
+    """
 
     info: CapturedThread
+    state: ThreadState | None = None
+    seen: ThreadSample | None = None
     thread: Thread | None = None
     stack: Stack | None = None
     cpu_ns: int = 0
@@ -124,7 +130,7 @@ class SnapshotBuilder:
             stack, span, labels = UNATTRIBUTED_STACKS[UnattributedReason.INTERNAL], None, ()
         last = self._last_samples.get(state.number) or self._ended.get(state.number)
         cpu_ns = 0 if last is None else last.cpu_ns
-        sample = ThreadSample(state.info.thread, stack, cpu_ns, 0, 0, running=True, waiting_on="")
+        sample = ThreadSample(state.info.thread, stack, cpu_ns, None, 0, running=True, waiting_on="")
         return Sample(captured.time_ns, self._period_ns, sample, span, labels, captured.event)
 
     def unattributed(self, end: EndRecord) -> tuple[UnattributedTime, ...]:
@@ -144,6 +150,8 @@ class SnapshotBuilder:
         last = self._last_samples.get(thread.index)
         if last is None:
             last = self._last_samples[thread.index] = _LastSample(state.info)
+        if last.state is state and last.thread is thread and last.seen is not None:
+            return _make_sample(captured, period_ns, last.seen, state)
         if last.stack is not stack or last.thread is not thread:
             last.stack, last.thread, last.reason = stack, thread, self._reason_of(state)
         reason = last.reason
@@ -154,8 +162,9 @@ class SnapshotBuilder:
         if reason is not None:
             return None
         weight_ns = _cpu_weight_ns(state, delta, period_ns) if self._has_times else None
-        sample = make_thread_sample(state, delta, last.cpu_ns, captured.instant_ns, weight_ns)
-        return Sample(captured.time_ns, period_ns, sample, state.span, state.labels)
+        seen = make_thread_sample(state, delta, last.cpu_ns, weight_ns)
+        last.state, last.seen = state, None if delta is not _NO_TIME else seen
+        return _make_sample(captured, period_ns, seen, state)
 
     def _reason_of(self, state: ThreadState) -> UnattributedReason | None:
         """Return why a thread is not sampled, or None."""
@@ -172,7 +181,7 @@ class SnapshotBuilder:
 
 
 def make_thread_sample(
-    state: ThreadState, delta: ThreadTimeDelta, cpu_ns: int, instant_ns: int, cpu_weight_ns: int | None = None
+    state: ThreadState, delta: ThreadTimeDelta, cpu_ns: int, cpu_weight_ns: int | None = None
 ) -> ThreadSample:
     """Return a sample; without a known state, a thread runs if it used over half of the time before."""
     running = delta.cpu_ns * 2 > delta.wall_ns if state.state is None else state.state in _RUNNING_STATES
@@ -182,7 +191,7 @@ def make_thread_sample(
         state.info.thread,
         state.stack,
         cpu_ns,
-        0 if start is None else max(instant_ns - start.earliest_ns, 1),
+        None if start is None else start.earliest_ns,
         state.nice,
         running,
         "" if running else GIL if wants_gil else state.stack.derive(waiting_on),
@@ -190,6 +199,11 @@ def make_thread_sample(
         delta.cpu_ns,
         cpu_weight_ns,
     )
+
+
+def _make_sample(captured: CapturedSnapshot, period_ns: int, seen: ThreadSample, state: ThreadState) -> Sample:
+    source = InstrumentationSource.CONTINUOUS
+    return Sample(captured.time_ns, period_ns, seen, state.span, state.labels, None, source, captured.instant_ns)
 
 
 def _usage_key(info: CapturedThread) -> int:

@@ -78,8 +78,9 @@ class TraceSnapshotBuilder:
 
     def _sample(self, captured: CapturedSnapshot, state: ThreadState, span: SpanRef, period_ns: int) -> Sample:
         delta = self._time_delta(captured, state, span, period_ns)
-        sample = make_thread_sample(state, delta, state.cpu_ns, captured.instant_ns)
-        return Sample(captured.time_ns, period_ns, sample, span, state.labels, source=InstrumentationSource.SNAPSHOT)
+        sample = make_thread_sample(state, delta, state.cpu_ns)
+        source = InstrumentationSource.SNAPSHOT
+        return Sample(captured.time_ns, period_ns, sample, span, state.labels, None, source, captured.instant_ns)
 
     def _time_delta(
         self, captured: CapturedSnapshot, state: ThreadState, span: SpanRef, period_ns: int

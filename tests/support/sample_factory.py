@@ -22,9 +22,9 @@ def make_sample(
         thread=thread,
         stack=stack,
         cpu_ns=1_500_000,
-        elapsed_ns=2_000_000_000,
+        start_ns=1_000_000_000,
         os_priority=0,
         running=True,
         waiting_on="",
     )
-    return Sample(time_ns=number * 1_000_000_000, period_ns=period_ns, thread=seen, span=span)
+    return Sample(time_ns=number * 1_000_000_000, period_ns=period_ns, thread=seen, span=span, instant_ns=3_000_000_000)

@@ -50,7 +50,7 @@ def sample(number: int, name: str, frames: int, width: int = 20) -> Sample:
     function = "total".ljust(width, "_")
     stack = Stack(tuple(Frame("shop.cart.Cart", function, "shop/cart.py", line + 1) for line in range(frames)), False)
     thread = Thread(index=1, name=name, ident=1, native_id=1)
-    seen = ThreadSample(thread, stack, cpu_ns=0, elapsed_ns=0, os_priority=0, running=True, waiting_on="")
+    seen = ThreadSample(thread, stack, cpu_ns=0, start_ns=None, os_priority=0, running=True, waiting_on="")
     return Sample(number, 1_000_000_000, seen, SpanRef(number, number, 1))
 
 

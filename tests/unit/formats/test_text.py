@@ -12,6 +12,7 @@ from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
+NOW_NS = 20_000_000_000
 STACK = Stack(
     (
         Frame("shop.cart.Cart.Line", "total", "/srv/shop/cart.py", 41),
@@ -25,7 +26,7 @@ SAMPLE = ThreadSample(
     Thread(49, "pool-1-thread-30", 0x7FDE4D00C000, 0xBA03),
     STACK,
     cpu_ns=120_000,
-    elapsed_ns=8_500_000_000,
+    start_ns=NOW_NS - 8_500_000_000,
     os_priority=0,
     running=True,
     waiting_on="",
@@ -33,7 +34,8 @@ SAMPLE = ThreadSample(
 
 
 def _sample(**changes: object) -> Sample:
-    return Sample(1, 1_000_000_000, SAMPLE._replace(**changes), SpanRef(1, 2, 1))  # type: ignore[arg-type]
+    thread = SAMPLE._replace(**changes)  # type: ignore[arg-type]
+    return Sample(1, 1_000_000_000, thread, SpanRef(1, 2, 1), instant_ns=NOW_NS)
 
 
 def _body(formatter: BodyFormatter | None = None, /, **changes: object) -> str:
@@ -46,12 +48,23 @@ def _body(formatter: BodyFormatter | None = None, /, **changes: object) -> str:
         ("running.txt", {}),
         ("waiting_on_condition.txt", {"running": False, "waiting_on": "condition"}),
         ("waiting.txt", {"running": False, "os_priority": 10}),
-        ("nothing_known.txt", {"cpu_ns": 0, "elapsed_ns": 0, "thread": Thread(1, "worker", 0x7F00, 0)}),
+        ("nothing_known.txt", {"cpu_ns": 0, "start_ns": None, "thread": Thread(1, "worker", 0x7F00, 0)}),
         ("hostile_name.txt", {"thread": Thread(7, 'a "b"\n\tat x.y(z:1)\r\\ \u2028\udc80 🐍', 1, 2)}),
     ],
 )
 def test_a_body_is_what_the_golden_file_says(golden: str, changes: dict[str, object]) -> None:
     assert _body(**changes) == (GOLDEN / golden).read_text("utf-8")
+
+
+def test_the_age_of_a_thread_grows_though_nothing_else_changes() -> None:
+    formatter, first = BodyFormatter(), _sample()
+    head, _ = formatter.parts(first)
+    for age_s in (1, 2, 100):
+        later, _ = formatter.parts(first._replace(instant_ns=NOW_NS + age_s * 10**9))
+        assert later == head.replace(b"elapsed=8.50s", b"elapsed=%.2fs" % (8.5 + age_s))
+    waiting, _ = formatter.parts(_sample(running=False))
+    assert b"elapsed=8.50s" in waiting
+    assert waiting != head
 
 
 def test_a_thread_without_frames_has_its_two_lines() -> None:

@@ -117,8 +117,8 @@ def functions(stack: Stack) -> tuple[str, ...]:
 def told(sample: Sample) -> tuple[Any, ...]:
     """Return what the record of a sample tells, without the number of its thread: these come back here."""
     seen = sample.thread
-    thread = (seen.thread.native_id, seen.running, seen.waiting_on, seen.cpu_ns, seen.elapsed_ns)
-    return sample.time_ns, *thread, functions(seen.stack), sample.span
+    thread = (seen.thread.native_id, seen.running, seen.waiting_on, seen.cpu_ns, seen.start_ns)
+    return sample.time_ns, sample.instant_ns, *thread, functions(seen.stack), sample.span
 
 
 def sums(profile: Profile, name: str) -> dict[Any, int]:

@@ -16,8 +16,8 @@ COUNT = 2000
 
 def still(number: int, first: Sample) -> Sample:
     """Make a sample of a thread that has not moved; its numbers are new objects, as a reader makes them."""
-    cpu_ns, elapsed_ns = 1_000_000 + number, 2_000_000 + number
-    return first._replace(time_ns=10**18 + number, thread=first.thread._replace(cpu_ns=cpu_ns, elapsed_ns=elapsed_ns))
+    thread = first.thread._replace(cpu_ns=1_000_000 + number, start_ns=2_000_000 + number)
+    return first._replace(time_ns=10**18 + number, instant_ns=10**17 + number, thread=thread)
 
 
 def moved(number: int, first: Sample) -> Sample:
