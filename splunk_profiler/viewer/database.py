@@ -151,7 +151,7 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         raise SourceError(f"{path} cannot be used: {error}") from None
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of its text, which quotes what is there
         raise damaged(path, error) from None
 
 

@@ -123,6 +123,15 @@ def test_a_part_with_a_wrong_bit_is_an_error_for_reader_and_writer(tmp_path: Pat
         writer.run_maintenance(NOON_NS + 3 * DAY_NS)
 
 
+def test_a_schema_that_is_no_text_is_an_error_for_reader_and_writer(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store_with_part(path)
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE units", b"CREAT\xf8 TABLE units"))  # SQLite quotes it
+    for use in (LiveStore, StoreWriter):
+        with pytest.raises(SourceError, match=r"store\.db is damaged"):
+            use(path)
+
+
 def test_a_damaged_span_is_an_error_where_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path) as writer:
