@@ -80,7 +80,9 @@ def make_sender(service: str, version: str, host: str, pid: str, runtime_id: str
 
 def text_weights(is_allocation: bool, count: int, period_ms: int, allocated: int) -> dict[str, int]:
     """Return the weights of samples as text: of allocations the bytes that they stand for, of others their time."""
-    return {"alloc_space": allocated} if is_allocation else {"samples": count, "wall": parse_int(period_ms * 1_000_000)}
+    if is_allocation:
+        return {"alloc_space": max(0, allocated)}
+    return {"samples": count, "wall": max(0, parse_int(period_ms * 1_000_000))}
 
 
 def sender_of(resource: dict[str, Any]) -> Sender:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sample_stores import NOON_NS, put, writing
-from saved_samples import profile_line, sample_line, span_line
+from saved_samples import allocation_line, profile_line, sample_line, span_line
 
 from splunk_profiler.cli.memory_profiles import MemoryProfiles
 from splunk_profiler.cli.profiles import Profiles
@@ -259,3 +259,12 @@ def test_waits_for_the_gil_beyond_64_bits_make_a_profile_unread(tmp_path: Path) 
     files = LiveFiles(tmp_path)
     files.refresh()
     assert (files.unread, files.recording.values) == (1, set())
+
+
+def test_samples_as_text_have_no_negative_weights(tmp_path: Path) -> None:
+    odd = sample_line().replace('"1000"', '"-1000"')
+    (tmp_path / "logs.jsonl").write_text(odd + sample_line() + allocation_line(-5) + allocation_line(7), "utf-8")
+    files = LiveFiles(tmp_path)
+    files.refresh()
+    found = {value: files.recording.weights(Selection(value)).sum() for value in ("samples", "wall", "alloc_space")}
+    assert found == {"samples": 2, "wall": 10**9, "alloc_space": 7}
