@@ -149,3 +149,4 @@ def test_what_could_not_be_read_is_said(page: Page, tmp_path: Path) -> None:
     with shown_on(page, tmp_path) as address:
         page.open(address)
         assert shown(page, "#note") == "2 records could not be read."
+        assert not page.shifts()
