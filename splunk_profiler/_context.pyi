@@ -7,7 +7,9 @@ OpenTelemetry's `ContextVar`.
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from os import PathLike
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
+
+_Tls: TypeAlias = Literal["static", "dynamic", "unknown"]  # of a library's pointer: readers follow static ones only
 
 @final
 class Identity:
@@ -33,12 +35,6 @@ class UserLabels:
     """
 
     def __init__(self, pairs: tuple[tuple[bytes, bytes], ...]) -> None: ...
-
-class Library(NamedTuple):
-    """A loaded library. Readers can follow its thread-local pointer only if `tls` is ``static``."""
-
-    path: str
-    tls: Literal["static", "dynamic", "unknown"]
 
 class SwitchCounters(NamedTuple):
     """Counters for the tests, since the module was loaded, apart from `threads`."""
@@ -189,7 +185,7 @@ def wait_for_linker() -> None:
     Never returns in a child that was forked while another thread was in the linker: glibc leaves it locked there.
     """
 
-def load_labels_library(path: str | PathLike[str], /) -> Library:
+def load_labels_library(path: str | PathLike[str], /) -> _Tls:
     """Load ``libcustomlabels.so``; threads publish through it at once (dynamic: from their next switch).
 
     Raises:
@@ -197,7 +193,7 @@ def load_labels_library(path: str | PathLike[str], /) -> Library:
         OSError: it cannot be loaded or is another library.
     """
 
-def load_elastic_library(path: str | PathLike[str], storage: bytes, /) -> Library:
+def load_elastic_library(path: str | PathLike[str], storage: bytes, /) -> _Tls:
     """Load ``elastic-jvmti-linux-<arch>.so``, point it to a copy of `storage` and notify readers.
 
     Raises:

@@ -164,10 +164,10 @@ static void publish_storage(void **pointer, void *content)
 }
 
 /* `path` is bytes, and stolen. `content` of the process storage: bytes; NULL: the library has none. */
-static PyObject *load_library(PyObject *module, library_kind kind, PyObject *path, PyObject *content)
+static PyObject *load_library(library_kind kind, PyObject *path, PyObject *content)
 {
     const char *file = PyBytes_AS_STRING(path);
-    PyObject *decoded = NULL, *made = NULL;
+    PyObject *tls_name = NULL;
     void *copied = NULL;
     if (file[0] != '/') { /* the loader would search for it */
         PyErr_Format(PyExc_ValueError, "the path of a library must be absolute, not %.200s", file);
@@ -191,15 +191,11 @@ static PyObject *load_library(PyObject *module, library_kind kind, PyObject *pat
     if (again != NULL) {
         dlclose(again);
     }
-    decoded = PyUnicode_DecodeFSDefault(file);
-    if (decoded != NULL) {
-        made = PyObject_CallFunction(module_type(module, LIBRARY_TYPE), "Os", decoded, tls);
-    }
+    tls_name = PyUnicode_FromString(tls);
 error:
-    Py_XDECREF(decoded);
     free(copied);
     Py_DECREF(path);
-    return made;
+    return tls_name;
 }
 
 PyObject *libraries_wait_for_linker(PyObject *module, PyObject *unused)
@@ -215,7 +211,7 @@ PyObject *libraries_wait_for_linker(PyObject *module, PyObject *unused)
 PyObject *libraries_load_labels(PyObject *module, PyObject *path)
 {
     PyObject *encoded;
-    return PyUnicode_FSConverter(path, &encoded) ? load_library(module, CUSTOM_LABELS, encoded, NULL) : NULL;
+    return PyUnicode_FSConverter(path, &encoded) ? load_library(CUSTOM_LABELS, encoded, NULL) : NULL;
 }
 
 PyObject *libraries_load_elastic(PyObject *module, PyObject *args)
@@ -224,7 +220,7 @@ PyObject *libraries_load_elastic(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "O&S:load_elastic_library", PyUnicode_FSConverter, &encoded, &content)) {
         return NULL;
     }
-    return load_library(module, ELASTIC, encoded, content);
+    return load_library(ELASTIC, encoded, content);
 }
 
 PyObject *libraries_replace_storage(PyObject *module, PyObject *content)

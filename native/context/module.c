@@ -66,7 +66,6 @@ static int module_exec(PyObject *module)
     static const struct {
         const char *name, *fields;
     } tuples[TYPE_COUNT] = {
-        [LIBRARY_TYPE] = {"Library", "path tls"},
         [SWITCH_COUNTERS_TYPE] = {"SwitchCounters", "threads" SWITCH_COUNTERS(COUNTER_NAME)},
         [AUDIT_RESULT_TYPE] = {"AuditResult", "compared repaired"},
         [RECEIVED_MESSAGES_TYPE] = {"ReceivedMessages", "received too_long"},

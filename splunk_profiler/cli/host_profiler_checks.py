@@ -79,11 +79,11 @@ def _check_socket(directory: str, uid: int) -> Finding:
     return good("socket", f"it can be made in {directory}")
 
 
-def _check_library(path: Path, load: Callable[[str], Any]) -> Finding:
+def _check_library(path: Path, load: Callable[[str], str]) -> Finding:
     try:
-        library = load(str(path))
+        tls = load(str(path))
     except OSError as error:
         return warning("library", f"{path.name} cannot be loaded: {error}", "reinstall the package")
-    if library.tls == "dynamic":
+    if tls == "dynamic":
         return warning("library", f"{path}: its thread-local pointer is where readers do not look", remedy(path))
-    return good("library", f"{path}, thread-local storage: {library.tls}")
+    return good("library", f"{path}, thread-local storage: {tls}")

@@ -240,9 +240,9 @@ class ProcessPublisher:
                 self._extension.replace_storage(storage)
             else:
                 path = elastic_library()
-                library = self._extension.load_elastic_library(str(path), storage)
+                tls = self._extension.load_elastic_library(str(path), storage)
                 self._is_visible = True
-                self._warn_if_unreadable(path, library.tls, "which span each thread is in")
+                self._warn_if_unreadable(path, tls, "which span each thread is in")
         except (MessageSocketError, OSError, RuntimeError) as error:
             self._correlates = False
             if not self._is_visible:
@@ -333,11 +333,11 @@ class ProcessPublisher:
     def _load_labels_library(self) -> None:
         path = labels_library()
         try:
-            library = self._extension.load_labels_library(str(path))
+            tls = self._extension.load_labels_library(str(path))
         except OSError as error:
             self._once_log.log(f"labels are not shown to host profilers: {error}")
             return
-        self._warn_if_unreadable(path, library.tls, "the labels of the threads")
+        self._warn_if_unreadable(path, tls, "the labels of the threads")
 
     def _warn_if_unreadable(self, path: Any, tls: str, what: str) -> None:
         if tls == "dynamic":

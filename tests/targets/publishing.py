@@ -38,8 +38,8 @@ def shown_span(memory: OwnMemory) -> int:
 
 def tls() -> None:
     """Print the kind of TLS access of each library, and the span that a reader finds."""
-    print("labels", _context.load_labels_library(LABELS_PATH).tls)
-    print("elastic", _context.load_elastic_library(ELASTIC_PATH, storage_of("a", "b", "/c")).tls)
+    print("labels", _context.load_labels_library(LABELS_PATH))
+    print("elastic", _context.load_elastic_library(ELASTIC_PATH, storage_of("a", "b", "/c")))
     publishing = InstalledPublisher()
     publishing.install()
     publishing.attach(known(7))
