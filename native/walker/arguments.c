@@ -2,7 +2,6 @@
 #include "arguments.h"
 
 #include "allocations.h"
-#include "exceptions.h"
 
 #define MAX_RING_SIZE                  65536
 #define MAX_STACK_DEPTH                1000000
@@ -64,14 +63,6 @@ bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *given)
     }
     else if (given->ring_size < 1 || given->ring_size > MAX_RING_SIZE) {
         PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", MAX_RING_SIZE, given->ring_size);
-    }
-    else if (given->min_collection_interval_ns < 0) {
-        PyErr_Format(PyExc_ValueError, "min_collection_interval_ns must not be negative, it is %lld",
-                     given->min_collection_interval_ns);
-    }
-    else if (given->exception_interval < 1 || given->exception_interval > MAX_EXCEPTION_INTERVAL) {
-        PyErr_Format(PyExc_ValueError, "exception_interval must be 1 to %d, not %lld", MAX_EXCEPTION_INTERVAL,
-                     given->exception_interval);
     }
     else {
         return true;

@@ -66,8 +66,3 @@ bool collections_handle_event(ticker_state *ticker, PyObject *phase, PyObject *i
     }
     return true;
 }
-
-PyObject *collections_drain(ticker_state *ticker, const module_state *module)
-{
-    return events_drain(ticker, module, EVENT_COLLECTION);
-}

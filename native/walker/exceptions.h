@@ -4,8 +4,6 @@
 
 #include "ticker_state.h"
 
-#define MAX_EXCEPTION_INTERVAL 1000000
-
 #pragma GCC visibility push(hidden)
 
 typedef struct exception_log exception_log;

@@ -33,28 +33,22 @@ static PyObject *set_after_fork_in_child(PyObject *Py_UNUSED(module), PyObject *
     Py_RETURN_NONE;
 }
 
-static PyObject *mark_start(void (*of)(bool), PyObject *is_starting)
-{
-    if (!PyBool_Check(is_starting)) {
-        return PyErr_Format(PyExc_TypeError, "is_starting must be a bool, not %.100s", Py_TYPE(is_starting)->tp_name);
-    }
-    of(is_starting == Py_True);
-    Py_RETURN_NONE;
-}
-
 static PyObject *mark_profiler_thread(PyObject *Py_UNUSED(module), PyObject *is_starting)
 {
-    return mark_start(gil_keeper_mark_thread, is_starting);
+    gil_keeper_mark_thread(is_starting == Py_True);
+    Py_RETURN_NONE;
 }
 
 static PyObject *delay_forks(PyObject *Py_UNUSED(module), PyObject *is_starting)
 {
-    return mark_start(forks_delay, is_starting);
+    forks_delay(is_starting == Py_True);
+    Py_RETURN_NONE;
 }
 
 static PyObject *prepare_fork(PyObject *Py_UNUSED(module), PyObject *is_starting)
 {
-    return mark_start(forks_prepare, is_starting);
+    forks_prepare(is_starting == Py_True);
+    Py_RETURN_NONE;
 }
 
 static PyObject *close_inherited_sockets(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))

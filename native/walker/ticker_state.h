@@ -328,7 +328,6 @@ void stack_unref(ticker_state *ticker, raw_stack *stack);              /* drop o
 /* collections.c: collections of garbage. GIL held. */
 /* A str and a dict, from the collector; false with an exception. */
 bool collections_handle_event(ticker_state *ticker, PyObject *phase, PyObject *info);
-PyObject *collections_drain(ticker_state *ticker, const module_state *module);
 
 /* release.c: releases references, which may run Python code. GIL held. */
 void thread_release(ticker_state *ticker, raw_thread *thread);

@@ -319,10 +319,7 @@ def test_blocked_loops_that_nothing_drains_are_bounded(bench: Bench) -> None:
     assert len(bench.found()) == 128
 
 
-def test_thresholds_and_arguments_of_another_type_are_refused(bench: Bench) -> None:
-    for threshold_ns in (0, -1, 86_400 * SECOND_NS + 1):
-        with pytest.raises(ValueError, match=f"threshold_ns must be 1 to a day, not {threshold_ns}"):
-            bench.ticker.watch_loops(threshold_ns, None, asyncio.Task)
+def test_arguments_of_another_type_are_refused(bench: Bench) -> None:
     with pytest.raises(TypeError):
         bench.ticker.watch_loops(1, None, "Task")
 

@@ -18,7 +18,6 @@ from xml.parsers.expat import ParserCreate
 
 import pytest
 from recorded_exceptions import (
-    IS_NATIVE,
     ShopError,
     context,
     fail,
@@ -309,13 +308,6 @@ def test_callback_ignores_what_is_no_exception_and_never_raises() -> None:
     for arguments in ((), (None, 0, None), (None, 0, ShopError), (None, 0, ShopError()), (1, 2, 3, 4)):
         assert ticker.on_raise(*arguments) is None
     assert ticker.drain_exceptions() == []
-
-
-@pytest.mark.skipif(not IS_NATIVE, reason="no native walker")
-@pytest.mark.parametrize("interval", [0, -1, 1_000_001, 1 << 62])
-def test_interval_out_of_range_is_refused(interval: int) -> None:
-    with pytest.raises(ValueError, match="exception_interval"):
-        make(interval)
 
 
 @recorded

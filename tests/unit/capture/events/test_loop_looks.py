@@ -107,8 +107,5 @@ def test_looks_are_as_rare_as_the_limit_wants_them() -> None:
             bench.source.slow_down(ratio)
             run(block)
     assert bench.source.drain() == []
-    for wrong in (0.5, float("nan")):
-        with pytest.raises(ValueError, match="ratio must be at least 1"):
-            bench.ticker.slow_down_looks(wrong)
     with pytest.raises(TypeError):
         bench.ticker.slow_down_looks("2")
