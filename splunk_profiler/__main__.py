@@ -33,7 +33,6 @@ VERBS = {
 # Modules of extras: their packages, and the extra.
 TOOLS = {
     "rich": ("rich", "tools"),
-    "elftools": ("pyelftools", "tools"),
     "numpy": ("numpy", "view"),
     "starlette": ("starlette", "view"),
     "uvicorn": ("uvicorn", "view"),

@@ -33,7 +33,6 @@ DISTRIBUTIONS = {
     "grpc": "grpcio",
     "click": "click",
     "rich": "rich",
-    "elftools": "pyelftools",
     "numpy": "numpy",
     "starlette": "starlette",
     "uvicorn": "uvicorn",

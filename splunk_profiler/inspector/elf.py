@@ -1,7 +1,7 @@
-"""Facts of ELF files about the symbols of host profilers. The only user of pyelftools.
+"""Facts of ELF files about the symbols of host profilers.
 
-A process can map files of any content and size. pyelftools parses the first header of one; its other headers and its
-tables are read as bytes, of which a `ReadBudget` has so many for all files together.
+A process can map files of any content and size. Headers and tables are read as bytes, of which a `ReadBudget` has so
+many for all files together.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, NamedTuple
-
-from elftools.elf.elffile import ELFFile
+from typing import BinaryIO, NamedTuple
 
 from splunk_profiler.inspector.architecture import ARCHITECTURES
 from splunk_profiler.inspector.errors import MalformedError
@@ -21,6 +19,8 @@ from splunk_profiler.inspector.errors import MalformedError
 _MAX_HEADERS = 1 << 12  # linkers make some tens
 _STATIC_SYMBOLS, _RELOCATIONS, _DYNAMIC_SYMBOLS = 2, 4, 11  # types of sections: SHT_SYMTAB, SHT_RELA, SHT_DYNSYM
 _LOADED, _THREAD_LOCAL = 1, 7  # types of segments: PT_LOAD, PT_TLS
+_IDENTIFIER = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_HEADER = struct.Struct("<32xQQ6xHHHH")  # offsets of segments and sections; size and number of each
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
@@ -152,17 +152,18 @@ def read_image(file: BinaryIO, names: Collection[str], budget: ReadBudget) -> Im
         return _read_image(file, names, budget)
     except MalformedError:
         raise
-    except Exception as error:  # the parser raises many types for a broken file
+    except Exception as error:  # of many types, by numbers that lead nowhere
         raise MalformedError(f"it is not an ELF file that can be understood ({type(error).__name__})") from error
 
 
 def _read_image(file: BinaryIO, names: Collection[str], budget: ReadBudget) -> Image:
-    elf: Any = ELFFile(file)
-    if elf.elfclass != 64 or not elf.little_endian:
-        raise MalformedError("it is not a 64-bit file of the architectures of the interfaces")
     read = partial(budget.read, file)
-    sections = [*map(_Section._make, _SECTION.iter_unpack(_read_headers(read, elf, "sh", _SECTION.size)))]
-    segments = [*map(_Segment._make, _SEGMENT.iter_unpack(_read_headers(read, elf, "ph", _SEGMENT.size)))]
+    header = read(0, _HEADER.size)
+    if not header.startswith(_IDENTIFIER):
+        raise MalformedError("it is not a 64-bit ELF file of the architectures of the interfaces")
+    segments_at, sections_at, segment_size, segment_count, section_size, section_count = _HEADER.unpack(header)
+    segments = [*map(_Segment._make, _read_headers(read, _SEGMENT, segments_at, segment_count, segment_size))]
+    sections = [*map(_Section._make, _read_headers(read, _SECTION, sections_at, section_count, section_size))]
     wanted = tuple(name.encode() + b"\0" for name in names)
     tables = {
         number: _read_symbols(read, section, sections[section.link], wanted)
@@ -189,17 +190,13 @@ def _read_image(file: BinaryIO, names: Collection[str], budget: ReadBudget) -> I
     )
 
 
-def _read_headers(read: _Read, elf: Any, kind: str, size: int) -> bytes:
-    """Return the headers of sections (``sh``) or segments (``ph``), of `size` bytes each.
-
-    pyelftools takes many times as long for one, and reads sections and segments whole.
-    """
-    start, count = elf[f"e_{kind}off"], elf[f"e_{kind}num"]
+def _read_headers(read: _Read, layout: struct.Struct, start: int, count: int, size: int) -> Iterable[tuple[int, ...]]:
+    """Return the headers of sections or segments, of which the file says that each has `size` bytes."""
     if not start or not count:
-        return b""
-    if count > _MAX_HEADERS or elf[f"e_{kind}entsize"] != size:
-        raise MalformedError(f"it states {count} sections or segments of {elf[f'e_{kind}entsize']} bytes")
-    return read(start, count * size)
+        return ()
+    if count > _MAX_HEADERS or size != layout.size:
+        raise MalformedError(f"it states {count} sections or segments of {size} bytes")
+    return layout.iter_unpack(read(start, count * size))
 
 
 def _read_symbols(read: _Read, section: _Section, strings: _Section, wanted: tuple[bytes, ...]) -> _SymbolTable:

@@ -20,7 +20,6 @@ from publishing_target import socket_folder
 from target_process import TESTS, Target
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
-pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
 _LOST = "spans that waited for the host profiler were not sent: their exporter takes too long"
 _INSTRUMENT = Path(sys.executable).parent / "opentelemetry-instrument"

@@ -33,7 +33,6 @@ from target_process import Target
 from splunk_profiler.inspector import Reader
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
-pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
 _MODES = ["true", "auto"]
 _FEW = 3

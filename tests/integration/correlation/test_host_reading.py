@@ -17,7 +17,6 @@ from publishing_target import publishing_target
 from table_reader import TableReader
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
-pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
 pytestmark = pytest.mark.usefixtures("high_priority")
 

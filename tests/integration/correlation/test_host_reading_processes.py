@@ -27,7 +27,6 @@ from splunk_profiler.inspector import Reader, Report
 from splunk_profiler.inspector.model import Interface, TlsKind
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
-pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
 pytestmark = pytest.mark.usefixtures("high_priority")
 

@@ -25,7 +25,6 @@ from table_reader import TableReader
 from splunk_profiler.inspector.model import Interface
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
-pytest.importorskip("elftools", reason="pyelftools, with which the inspector reads, is not there")
 
 _READS = 2000
 _MOVING, _OUTSIDE = 1 << KEY_BITS, 1 << KEY_BITS + 1
