@@ -42,15 +42,16 @@ class IdentityFactory:
 
     def _root_of(self, span: Any, context: trace.SpanContext) -> int:
         parent: trace.SpanContext | None = getattr(span, "parent", None)
-        if parent is None and isinstance(span, trace.NonRecordingSpan):
-            # Its parent is unknown. Take the root of the span that was current until now, if it is of the same trace.
-            # Else take the trace's root in this process, which is right unless the trace came in twice.
+        if parent is None and isinstance(span, trace.NonRecordingSpan):  # its parent is unknown
             return self._known_root_of(context.trace_id) or context.span_id
         if parent is None or not parent.is_valid or parent.is_remote:
             return context.span_id
-        # An unknown parent has ended, is of another SDK, or is older than the publishing. Take it for the root:
-        # a search for the spans above it among all live objects would stop the application for long.
-        return self._roots.get((parent.trace_id, parent.span_id), parent.span_id)
+        # Of a parent without an entry take the root of the span that was current until now, if it is of the same trace.
+        # Else take the trace's root in this process, which is right unless the trace came in twice. Where none is known
+        # the parent has ended, or is older than the publishing. Take it for the root: a search for the spans above it
+        # among all live objects would stop the application for long.
+        known = self._roots.get((parent.trace_id, parent.span_id))
+        return known or self._known_root_of(parent.trace_id) or parent.span_id
 
 
 def _set_default(known: OrderedDict[Any, int], key: Any, value: int) -> int:

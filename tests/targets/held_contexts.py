@@ -188,6 +188,17 @@ def other_threads() -> None:
         at("the first thread, in a span that has ended", root)
 
 
+def second_provider() -> None:
+    """A first span of a provider that nobody has seen, below spans of another one."""
+    set_provider()
+    start()
+    other = TracerProvider().get_tracer(__name__)
+    with span("root") as root, span("child"), other.start_as_current_span("of the other provider"):
+        at("in a span of another provider", root)
+        with span("grandchild"):
+            at("in a child of it", root)
+
+
 def links() -> None:
     """A link is no parent."""
     set_provider()
@@ -336,8 +347,8 @@ def stop_and_start() -> None:
 SCENES: dict[str, Callable[[], None]] = {
     scene.__name__: scene
     for scene in (
-        nested, remote_parent, late_activation, other_threads, links, unsampled, by_parent, not_recording, user_labels,
-        limits, stop_and_start,
+        nested, remote_parent, late_activation, other_threads, second_provider, links, unsampled, by_parent,
+        not_recording, user_labels, limits, stop_and_start,
     )
 }  # fmt: skip
 

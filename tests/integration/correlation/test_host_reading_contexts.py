@@ -45,7 +45,7 @@ def _read_context(pid: int, tid: int, strict_host: bool) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "scenes",
     [
-        "nested remote_parent other_threads links not_recording user_labels",
+        "nested remote_parent other_threads second_provider links not_recording user_labels",
         "late_activation",
         "unsampled",  # each of these has a sampler of its own
         "by_parent",
