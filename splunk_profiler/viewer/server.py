@@ -39,6 +39,7 @@ _HEADERS = {
 }
 _OWN_SITES = ("same-origin", "none")  # of pages of this server, and of addresses that the reader types
 _USUAL_PORT = 80
+_MAX_HEAD_BYTES = 4 << 20  # of a request: names of 10,000 letters have 60 kB each in an address
 _EXPORTS = {
     "folded": ("text/plain", "folded"),
     "speedscope": ("application/json", "speedscope.json"),
@@ -140,7 +141,14 @@ def own_origins(host: str, port: int, more: Collection[str]) -> dict[str, set[st
 def serve(app: ASGIApp, listener: socket.socket) -> None:
     """Answer until a signal ends the process."""
     config = uvicorn.Config(
-        app, log_level="error", access_log=False, server_header=False, lifespan="off", loop="asyncio"
+        app,
+        http="h11",
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        loop="asyncio",
     )
     _Server(config).run([listener])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -103,3 +104,14 @@ def test_a_long_name_leaves_room_in_a_notice(page: Page, address: str) -> None:
 def test_nothing_has_no_share_of_nothing(page: Page, address: str) -> None:
     page.open(f"{address}#view=trace&f.trace={'0' * 32}")
     assert shown(page, "#frame") == "all 0 ns"
+
+
+def test_a_long_name_in_letters_of_many_bytes_can_be_chosen(page: Page, tmp_path: Path) -> None:
+    name = FIRST * 2500
+    sample = sample_line(f"{name}.f(/{name}.py:7)", service=name)
+    (tmp_path / "logs.jsonl").write_text(sample, "utf-8")
+    chosen = f"view=sandwich&function={name}.f&file=/{name}.py&f.service={name}&compare=share&b.f.service={name}"
+    with shown_on(page, tmp_path) as found:
+        page.open(f"{found}#{quote(chosen, '=&')}", until="(document.body.dataset.shown || !byId('problem').hidden)")
+        assert shown(page, "#problem") == ""
+        assert shown(page, "#total") == "1.00 s"
