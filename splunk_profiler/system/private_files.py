@@ -6,6 +6,7 @@ Pure apart from the file system. Imports nothing of ours.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 _FILE_MODE, _DIRECTORY_MODE = 0o600, 0o700
@@ -17,12 +18,13 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def make_private(descriptor: int) -> None:
-    """Make an open file readable by its owner only.
+    """Make an open file readable by its owner only; a device, as /dev/null, keeps nothing and stays as it is.
 
     Raises:
         PermissionError: others can read it, and it belongs to another user.
     """
-    if os.fstat(descriptor).st_mode & 0o077:
+    mode = os.fstat(descriptor).st_mode
+    if mode & 0o077 and not stat.S_ISCHR(mode):
         os.fchmod(descriptor, _FILE_MODE)
 
 
