@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from inspect import CO_NEWLOCALS
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -22,6 +21,7 @@ from splunk_profiler.model import Frame
 from splunk_profiler.system.printable import printable, shortened
 
 UNKNOWN = "unknown"
+_CO_NEWLOCALS = 2  # `inspect` has its name, and half a megabyte
 _MAX_INDEXED_MODULES = 4096
 _MAX_CACHED_FRAMES = 16_384
 
@@ -111,7 +111,7 @@ def _closure_functions(function: FunctionType) -> list[Any]:
 
 def _index_code(code: CodeType, name: str) -> Iterator[tuple[CodeType, str]]:
     yield code, name
-    scope = f"{name}.<locals>" if code.co_flags & CO_NEWLOCALS else name  # class bodies lack the flag
+    scope = f"{name}.<locals>" if code.co_flags & _CO_NEWLOCALS else name  # class bodies lack the flag
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _index_code(constant, f"{scope}.{constant.co_name}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, SERVICE_NAME, OTELResourceDetector, Resource
 
@@ -27,12 +28,17 @@ def current_resource() -> Resource:
 @lru_cache(maxsize=1)
 def _detect_resource(pid: int) -> Resource:  # noqa: ARG001  # detectors may read it
     try:
-        return drop_detected(Resource.create(), OTELResourceDetector().detect().attributes, SERVICE_INSTANCE_ID)
+        return _drop_detected(Resource.create(), OTELResourceDetector().detect().attributes, SERVICE_INSTANCE_ID)
     except RuntimeError:  # an ending interpreter cannot start the thread pool of the detectors
         return Resource({SERVICE_NAME: "unknown_service:python"}).merge(OTELResourceDetector().detect())
 
 
-def drop_detected(resource: Resource, configured: Mapping[str, object], *prefixes: str) -> Resource:
+def detect_resource(configured: Mapping[str, Any]) -> Resource:
+    """Return the resource of another process, whose attributes are `configured`: detectors describe this one."""
+    return _drop_detected(Resource.create(dict(configured)), configured, SERVICE_INSTANCE_ID, "process.")
+
+
+def _drop_detected(resource: Resource, configured: Mapping[str, object], *prefixes: str) -> Resource:
     """Remove attributes whose names begin with one of the prefixes, but not those that are `configured`.
 
     One is ``service.instance.id``, which newer SDKs invent: a later provider and its spans may have another one.

@@ -23,6 +23,13 @@ class Resource(Protocol):
         """Schema of the attributes."""
 
 
+class ProcessResource(NamedTuple):
+    """The same without the SDK."""
+
+    attributes: Mapping[str, Any]
+    schema_url: str = ""
+
+
 class SinkContext(NamedTuple):
     """The properties of the exporting process.
 

@@ -27,9 +27,12 @@ VARIABLE = "_SPLUNK_PROFILER_EXPORTER"  # JSON that `launch` makes
 COMMAND_NAME = "splunk-exporter"  # the kernel keeps 15 characters
 _LISTENER = 3
 _GC_THRESHOLD = 50_000  # records that wait are no garbage: by default, to visit them took a sixth of the CPU for text
-# What gRPC, protobuf and the reading of errors and packages import, and hardly ever use here: a quarter of the CPU time
-# of a start.
-_POSTPONED = ("asyncio", "grpc.aio", "google.protobuf.internal.python_message", "ssl", "zipfile")
+# What gRPC, protobuf, `dataclasses`, `urllib` and the reading of errors and packages import, and hardly ever use here:
+# a quarter of the CPU time of a start, and a megabyte.
+_POSTPONED = (
+    *("asyncio", "calendar", "grpc.aio", "google.protobuf.internal.python_message", "inspect", "ipaddress", "ssl"),
+    "zipfile",
+)
 _REPLACING = allocate_lock()
 
 

@@ -14,14 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
-
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.handover import from_values
 from splunk_profiler.export import destinations
 from splunk_profiler.export.deferred_sink import DeferredSink
-from splunk_profiler.export.resource import drop_detected
-from splunk_profiler.export.sink_context import SinkContext
+from splunk_profiler.export.sink_context import ProcessResource, SinkContext
 from splunk_profiler.exporter_process.loop_blockers import LoopBlockers
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
 from splunk_profiler.exporter_process.status import HostStatus
@@ -36,6 +33,7 @@ from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import WakeEvent, Worker, real_get_ident, real_lock
 
+_SERVICE_NAME, _PROCESS_ID = "service.name", "process.pid"
 _MAX_MESSAGES = 256
 _END_TIMEOUT_S, _MAX_END_TIMEOUT_S = 2.0, 30.0  # of a host that was killed; of one that waits
 _MAX_OPEN_S = 20.0  # besides: beside busy processes, to load what exports takes longer than most hosts wait
@@ -53,7 +51,7 @@ class StreamSession:
         self._reader = StreamReader()
         self._resolved: Resolved | None = None
         self._changed: ResourceChanged | None = None
-        self._resource: tuple[ResourceChanged | None, Resource] | None = None  # and what it was made of
+        self._resource: tuple[ResourceChanged | None, ProcessResource] | None = None  # and what it was made of
         self._pipeline: StreamPipeline | None = None
         self._sink: DeferredSink[Any] | None = None
         self._batch_exporter: BatchExporter[Any] | None = None
@@ -177,22 +175,21 @@ class StreamSession:
         context = SinkContext(self._resolved, self._current_resource, classifier, share_connection=False)
         return destinations.make_sink(context)
 
-    def _current_resource(self) -> Resource:
+    def _current_resource(self) -> ProcessResource:
         """Return the resource of the process; on the exporting thread, since detectors may use the network."""
         if self._resource is None or self._resource[0] is not self._changed:
             self._resource = (self._changed, self._make_resource(self._changed))
         return self._resource[1]
 
-    def _make_resource(self, changed: ResourceChanged | None) -> Resource:
+    def _make_resource(self, changed: ResourceChanged | None) -> ProcessResource:
         attributes: Any = {} if changed is None else changed.attributes
         if changed is not None and changed.is_final:
-            resource = Resource(attributes, changed.schema_url)
-        else:
-            assert self._resolved is not None
-            configured = {**self._resolved.resource_attributes, **attributes}
-            # A detector of processes describes this one.
-            resource = drop_detected(Resource.create(configured), configured, SERVICE_INSTANCE_ID, "process.")
-        return resource.merge(Resource({PROCESS_PID: self._pid}))
+            return ProcessResource({**attributes, _PROCESS_ID: self._pid}, changed.schema_url)
+        from splunk_profiler.export.resource import detect_resource  # noqa: PLC0415  # the SDK, hence megabytes
+
+        assert self._resolved is not None
+        detected = detect_resource({**self._resolved.resource_attributes, **attributes})
+        return ProcessResource({**detected.attributes, _PROCESS_ID: self._pid}, detected.schema_url)
 
     def _knows_service(self) -> bool:
         # The resource stands after the first samples in the stream: without it they have no id of the process.
@@ -201,7 +198,7 @@ class StreamSession:
             return True
         if resolved is None or changed is None:
             return False
-        return changed.is_final or SERVICE_NAME in resolved.resource_attributes
+        return changed.is_final or _SERVICE_NAME in resolved.resource_attributes
 
     def _export(self) -> None:
         assert self._sink is not None

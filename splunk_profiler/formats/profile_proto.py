@@ -1,6 +1,6 @@
 """The messages of pprof's ``profile.proto`` for Google's protobuf runtime: the part that our profiles use.
 
-Pure; imports nothing of ours. The schema is here because no maintained package on PyPI has it compiled.
+Pure; imports `wire` only. The schema is here because no maintained package on PyPI has it compiled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import re
 from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+
+from splunk_profiler.formats.wire import field, tag, varint
 
 _SCHEMA = """
 message Profile {
@@ -44,19 +45,32 @@ message Function { uint64 id = 1; int64 name = 2; int64 system_name = 3; int64 f
 _PACKAGE = "splunk_profiler.pprof"  # not the original's, which the application may have loaded
 
 
+# Numbers of fields, types and labels in descriptor.proto, whose messages are not loaded for this: they take 0.8 MiB.
+_TYPES = {"int64": 3, "uint64": 4, "bool": 8, "string": 9}
+_MESSAGE_TYPE, _OPTIONAL, _REPEATED = 11, 1, 3
+
+
+def _describe_field(repeated: str, kind: str, name: str, number: str) -> bytes:
+    """Encode a ``FieldDescriptorProto``."""
+    numbers = ((3, int(number)), (4, _REPEATED if repeated else _OPTIONAL), (5, _TYPES.get(kind, _MESSAGE_TYPE)))
+    encoded = field(tag(1), name.encode()) + b"".join(varint(key << 3) + varint(value) for key, value in numbers)
+    return encoded if kind in _TYPES else encoded + field(tag(6), f".{_PACKAGE}.{kind}".encode())
+
+
+def _describe_message(name: str, body: str) -> bytes:
+    """Encode a ``DescriptorProto``."""
+    fields = re.findall(r"(repeated )?(\w+) (\w+) = (\d+);", body)
+    return field(tag(1), name.encode()) + b"".join(field(tag(2), _describe_field(*each)) for each in fields)
+
+
 def _make_message() -> Any:
-    file = FileDescriptorProto(name="splunk_profiler/pprof.proto", package=_PACKAGE, syntax="proto3")
-    for name, body in re.findall(r"message (\w+) {(.*?)}", _SCHEMA, re.DOTALL):
-        message = file.message_type.add(name=name)
-        for repeated, kind, field, number in re.findall(r"(repeated )?(\w+) (\w+) = (\d+);", body):
-            added = message.field.add(name=field, number=int(number))
-            added.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
-            if kind[0].isupper():
-                added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
-            else:
-                added.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
+    head = ((1, b"splunk_profiler/pprof.proto"), (2, _PACKAGE.encode()), (12, b"proto3"))
+    messages = re.findall(r"message (\w+) {(.*?)}", _SCHEMA, re.DOTALL)
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.AddSerializedFile(
+        b"".join(field(tag(number), text) for number, text in head)
+        + b"".join(field(tag(4), _describe_message(*each)) for each in messages)
+    )
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))
 
 

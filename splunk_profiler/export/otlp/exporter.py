@@ -25,7 +25,6 @@ from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import BodyFormatter
 from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record
-from splunk_profiler.otel.spans import tracer_provider
 from splunk_profiler.system.printable import shortened
 from splunk_profiler.system.threads import OwnedLock
 
@@ -200,7 +199,11 @@ def open_sink(context: SinkContext) -> OtlpSink[Any]:
         encode = ProfileEncoder(context.resource, context.classifier).encode
     else:
         encode = SampleEncoder(context.resource, BodyFormatter().parts).encode
-    return OtlpSink(endpoint, encode, resolved.transport, tracer_provider, share_connection=context.share_connection)
+    if not context.share_connection:
+        return OtlpSink(endpoint, encode, resolved.transport, share_connection=False)
+    from splunk_profiler.otel.spans import tracer_provider  # noqa: PLC0415  # megabytes, and only a service has one
+
+    return OtlpSink(endpoint, encode, resolved.transport, tracer_provider)
 
 
 def _timed_out(error: grpc.RpcError) -> bool:
