@@ -129,8 +129,8 @@ static int module_exec(PyObject *module)
     bool done =
         module_prepare(MODULE_NAME, "the native walker serves the main interpreter only", on_interpreter_end) == 0
         && take_tuple_types(state) && PyModule_AddFunctions(module, sigterm_methods) == 0
-        && PyModule_AddFunctions(module, spawn_methods) == 0 && add_type(module, &ticker_spec)
-        && add_type(module, &snapshot_writer_spec) && add_states(module);
+        && PyModule_AddFunctions(module, spawn_methods) == 0 && PyModule_AddFunctions(module, thread_room_methods) == 0
+        && add_type(module, &ticker_spec) && add_type(module, &snapshot_writer_spec) && add_states(module);
     state->raw_threads_type = done ? module_add_type(module, &raw_threads_spec) : NULL;
     state->owned_socket_type = state->raw_threads_type != NULL ? module_add_type(module, &owned_socket_spec) : NULL;
     return state->owned_socket_type != NULL ? 0 : -1;

@@ -57,6 +57,7 @@ extern PyType_Spec raw_threads_spec;
 extern PyType_Spec snapshot_writer_spec;
 extern PyMethodDef sigterm_methods[];
 extern PyMethodDef spawn_methods[];
+extern PyMethodDef thread_room_methods[];
 
 /* owned_socket.c: the descriptor of an OwnedSocket; -1, with EBADF, if it is closed or another file's.
  * Async-signal-safe. */

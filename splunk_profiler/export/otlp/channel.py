@@ -8,6 +8,7 @@ shared connection is never closed.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,12 @@ _CHANNEL_OPTIONS = (
     # A new channel must not get the stuck connection that it replaces.
     ("grpc.use_local_subchannel_pool", 1),
 )
+# gRPC starts a thread for each processor, at least 4 and at most 16, two more with its first channel, and some later.
+_GRPC_THREADS = 2 * min(max(os.cpu_count() or 1, 4), 16)
+
+
+class NoRoomError(Exception):
+    """The process can make too few threads; the message says why."""
 
 
 @cache
@@ -46,8 +53,21 @@ def _keep_grpc_running() -> grpc.Channel:
 
     gRPC shuts down on its own thread after the last channel closes. A child forked meanwhile would
     wait for that thread for ever, holding the GIL, when it opens its first channel.
+
+    Raises:
+        NoRoomError: gRPC would abort the process.
     """
+    _check_room()
     return grpc.insecure_channel("ipv4:127.0.0.1:9")  # never called, so never connected
+
+
+def _check_room() -> None:
+    """Raise `NoRoomError` if the process cannot make so many threads: gRPC keeps the GIL for long, and aborts."""
+    with suppress(ImportError):  # missing on some systems
+        from splunk_profiler._walker import has_room_for_threads  # noqa: PLC0415
+
+        if not has_room_for_threads(_GRPC_THREADS):
+            raise NoRoomError(f"there is no room for the {_GRPC_THREADS} threads that gRPC may need")
 
 
 class Connection:

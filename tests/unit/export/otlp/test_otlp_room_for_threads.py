@@ -1,0 +1,48 @@
+"""Exports from a process that can make no more threads, which gRPC would abort."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from short_programs import run_code
+
+walker = pytest.importorskip("splunk_profiler._walker")
+
+# glibc gives each thread of a program that is executed with this limit a stack for which there is no room.
+_EXECUTE = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_STACK, (1 << 60, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+os.execv(sys.executable, [sys.executable, "-c", %r, %r])
+"""
+_EXPORT = """
+import sys
+sys.path[:0] = %r
+from sample_factory import make_sample
+from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.parsers import parse_endpoint
+from splunk_profiler.export.otlp.exporter import OtlpSink
+from splunk_profiler.model import Batch
+
+sink = OtlpSink(parse_endpoint(sys.argv[1]), lambda _: b"", Transport())
+status, text = sink.export(Batch((make_sample(1),)))[:2]
+print(status.name, text)
+sink.shutdown()
+"""
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
+def test_export_without_room_for_threads_of_grpc_is_tried_again(url: str) -> None:
+    said = run_code(_EXECUTE % (_EXPORT % sys.path, url))
+    assert re.fullmatch(r"RETRY there is no room for the \d+ threads that gRPC may need\n", said)
+
+
+def test_process_with_room_for_threads_has_it_again_and_again() -> None:
+    assert all(walker.has_room_for_threads(64) for _ in range(100))
+
+
+@pytest.mark.parametrize("count", [-1, 65, 1 << 70, "8"])
+def test_number_of_threads_that_cannot_be_made_at_once_is_an_error(count: object) -> None:
+    with pytest.raises((ValueError, OverflowError, TypeError)):
+        walker.has_room_for_threads(count)
