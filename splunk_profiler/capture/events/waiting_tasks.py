@@ -28,6 +28,7 @@ TASK_KIND = EventKind("task", count=ValueType("tasks", "count"), amount=ValueTyp
 WAITING_LABELS = (("thread.state", "waiting task"),)
 _MIN_PERIOD_NS = 1_000_000_000
 _MAX_PROBED = 1024  # tasks of which the walker finds out if they wait
+_STARTS = 64
 
 
 class TaskEventSource(PacedSource):
@@ -58,6 +59,7 @@ class TaskEventSource(PacedSource):
         known_count = len(known)
         probed = [each if type(each) is ref else ref(each) for each in self._choose(known)]
         del known  # a task that ends during the capture must be freed on its own thread: its finaliser calls the loop
+        self._random.shuffle(probed)  # the walker takes every so many of those that wait
         time_ns = time.time_ns()
         captured, waiting = self._ticker.capture_tasks(probed, task_type, self._max_tasks)
         total = waiting * known_count // max(len(probed), 1)
@@ -69,11 +71,13 @@ class TaskEventSource(PacedSource):
         return events
 
     def _choose(self, known: list[Any]) -> list[Any]:
-        """Return at most `_MAX_PROBED`, evenly spread, from a random one on."""
-        step = -(-len(known) // _MAX_PROBED) or 1
-        probed = known[self._random.randrange(step) :: step]
-        middle = self._random.randrange(len(probed) + 1)
-        return probed[middle:] + probed[:middle]
+        """Return about `_MAX_PROBED` at most, in a few steps: a task that ends meanwhile would be freed here.
+
+        They are evenly spread from many random ones on: kinds of tasks may take turns in the list.
+        """
+        step = _STARTS * (-(-len(known) // _MAX_PROBED) or 1)
+        starts = self._random.sample(range(step), _STARTS)
+        return [task for start in starts for task in known[start::step]]
 
 
 def make_task_source(config: Config, ticker: Ticker, native: bool) -> TaskEventSource | None:

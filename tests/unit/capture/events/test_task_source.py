@@ -6,7 +6,8 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Coroutine, Iterator
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any
@@ -109,6 +110,46 @@ def test_source_probes_some_of_thousands_and_counts_all(ticker: Any) -> None:
         del tasks
 
     gc.collect()  # ended tasks that wait for the collector are probed as well
+    asyncio.run(run())
+
+
+class NumberedTask(asyncio.Task[None]):
+    """A task that has its place among others, where asyncio lists them, by a number."""
+
+    def __init__(self, number: int, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.number = number
+        super().__init__(coroutine)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize(("number", "most"), [(64, 50), (1024, 1_300)])  # five deviations
+def test_tasks_of_kinds_that_take_turns_are_sampled_alike(ticker: Any, number: int, most: int) -> None:
+    async def read(until: asyncio.Future[None]) -> None:
+        await until
+
+    async def write(until: asyncio.Future[None]) -> None:
+        await until
+
+    async def beat(until: asyncio.Future[None]) -> None:
+        await until
+
+    async def run() -> None:
+        until = asyncio.get_running_loop().create_future()
+        kinds = number * [read, write, beat]
+        tasks = [NumberedTask(place, kind(until)) for place, kind in enumerate(kinds)]
+        await asyncio.sleep(0)
+        counts: Counter[str] = Counter()
+        for event in Sampled(ticker, 64).after(SECOND_NS):
+            counts[event.thread.stack.frames[0].function] += event.event.count
+        del counts["run"]
+        assert counts.keys() == {"read", "write", "beat"}
+        assert [*counts.values()] == pytest.approx(3 * [number], abs=most)
+        until.set_result(None)
+        await asyncio.gather(*tasks)
+
+    gc.collect()
     asyncio.run(run())
 
 
