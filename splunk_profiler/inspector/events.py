@@ -74,27 +74,21 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class _Explained:
+    pid: int
+    text: str
+
+
+class Busy(_Explained):
     """The first failure to sample a process since another tracer holds its threads."""
 
-    pid: int
-    text: str
 
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(_Explained):
     """A process that is skipped, for the reason `text`, until it executes another program."""
 
-    pid: int
-    text: str
 
-
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(_Explained):
     """The end of following a process, usually by the end of the process; `text` is the reason."""
-
-    pid: int
-    text: str
 
 
 Event = Followed | NotReady | Registered | Reported | Busy | Skipped | Ended

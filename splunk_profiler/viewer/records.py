@@ -140,16 +140,14 @@ class RecordReader:
                 self._add_spans(resource)
             profiles = ProfileDecoder()
             for resource in request.get("resourceLogs", ()):
-                self._add_logs(resource, profiles)
+                self.add_logs(resource, profiles)
             self.unread += bool(request) and _SIGNALS.isdisjoint(request)
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             self.unread += 1
 
-    def add_logs(self, resource: dict[str, Any]) -> None:
+    def add_logs(self, resource: dict[str, Any], profiles: ProfileDecoder | None = None) -> None:
         """Read the logs of a resource in OTLP/JSON."""
-        self._add_logs(resource, ProfileDecoder())
-
-    def _add_logs(self, resource: dict[str, Any], profiles: ProfileDecoder) -> None:
+        profiles = profiles or ProfileDecoder()
         sender = sender_of(resource)
         for scope in resource.get("scopeLogs", ()):
             if scope.get("scope", {}).get("name") == PROFILE_SCOPE:

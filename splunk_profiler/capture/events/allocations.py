@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.capture.events.source import EventSource
-from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent, RecordedEvent
@@ -78,12 +77,11 @@ class AllocationEventSource(EventSource):
         return [*events, EndedRecord(ended)] if ended else events
 
 
-def make_allocation_source(config: Config, ticker: Ticker, _native: bool) -> AllocationEventSource | None:
+def make_allocation_source(config: Config, ticker: Any, _native: bool) -> AllocationEventSource | None:
     """Return the source; None if it is off, as it is with the portable walker."""
     if not config.memory_enabled:
         return None
-    native_ticker: Any = ticker
-    return AllocationEventSource(native_ticker, config.memory_sample_bytes, tracks_live=config.sends_profiles)
+    return AllocationEventSource(ticker, config.memory_sample_bytes, tracks_live=config.sends_profiles)
 
 
 def _make_event(raw: RecordedEvent) -> RawEvent:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.capture.events.running_loops import RunningLoops, shown_name
 from splunk_profiler.capture.events.source import EventSource
-from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, Stack, ValueType
 from splunk_profiler.raw import RawEvent, RecordedEvent
@@ -93,12 +92,11 @@ class BlockedLoopSource(EventSource):
             self._is_watching = True
 
 
-def make_blocked_loop_source(config: Config, ticker: Ticker, native: bool) -> BlockedLoopSource | None:
+def make_blocked_loop_source(config: Config, ticker: Any, native: bool) -> BlockedLoopSource | None:
     """Return the source; None where it is off or the walker is the portable one."""
     if not (native and config.loop_blocked_ms):
         return None
-    native_ticker: Any = ticker
-    return BlockedLoopSource(native_ticker, config.loop_blocked_ms * 1_000_000)
+    return BlockedLoopSource(ticker, config.loop_blocked_ms * 1_000_000)
 
 
 def _make_event(block: RecordedEvent) -> RawEvent:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.capture.events.source import PacedSource
 from splunk_profiler.capture.lock_calls import lock_call
-from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent
@@ -64,13 +63,12 @@ class LockHolderSource(PacedSource):
         ]
 
 
-def make_lock_holder_source(_config: Config, ticker: Ticker, native: bool) -> LockHolderSource | None:
+def make_lock_holder_source(_config: Config, ticker: Any, native: bool) -> LockHolderSource | None:
     """Return the source; None without the native walker, and on CPython 3.10, whose frames do not tell."""
     kinds = lock_kinds()
     if not native or kinds is None or sys.version_info < (3, 11):
         return None
-    native_ticker: Any = ticker
-    return LockHolderSource(native_ticker, kinds)
+    return LockHolderSource(ticker, kinds)
 
 
 def lock_kinds() -> LockKinds | None:

@@ -16,7 +16,6 @@ from weakref import ref
 
 from splunk_profiler.capture.events.running_loops import RunningLoops, shown_name
 from splunk_profiler.capture.events.source import PacedSource
-from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent
@@ -80,12 +79,11 @@ class TaskEventSource(PacedSource):
         return [task for start in starts for task in known[start::step]]
 
 
-def make_task_source(config: Config, ticker: Ticker, native: bool) -> TaskEventSource | None:
+def make_task_source(config: Config, ticker: Any, native: bool) -> TaskEventSource | None:
     """Return the source; None if it is off, or without the native walker."""
     if not (native and config.max_tasks):
         return None
-    native_ticker: Any = ticker
-    return TaskEventSource(native_ticker, config.max_tasks, config.period_ns)
+    return TaskEventSource(ticker, config.max_tasks, config.period_ns)
 
 
 def _known_tasks(asyncio_in_c: ModuleType, loops: Sequence[Any]) -> list[Any]:
