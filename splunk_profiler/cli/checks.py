@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import NamedTuple
 
+from splunk_profiler.capture.walker import choose_walker
 from splunk_profiler.cli.run import AUTOSTART
 from splunk_profiler.config import Config, Resolved
 from splunk_profiler.config.parsers import Collector, NoDestination
@@ -104,8 +105,6 @@ def check_activation(env: Mapping[str, str]) -> Iterator[Finding]:
 
 def needs_native_walker(resolved: Resolved) -> bool:
     """Return True if a process of this interpreter that samples with these settings loads the native walker."""
-    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # as below
-
     samples = resolved.samples and not resolved.sdk_disabled
     return samples and choose_walker(resolved.config.walker).name == "native"
 
@@ -124,7 +123,6 @@ def check_second_profiler(resolved: Resolved) -> Iterator[Finding]:
 
 def check_interpreter(resolved: Resolved, *, of_another: bool) -> Iterator[Finding]:
     """Check this Python and its packages, for a process started from here or for another one that runs."""
-    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # not needed to examine another process
     from splunk_profiler.otel.spans import context_variable  # noqa: PLC0415  # loads OpenTelemetry's API
 
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -197,8 +195,6 @@ def check_events(config: Config) -> Iterator[Finding]:
 
 def check_memory(config: Config) -> Iterator[Finding]:
     """Say if allocations are sampled."""
-    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # as above
-
     if not config.memory_enabled:
         yield note("memory", "allocations are not sampled (SPLUNK_PROFILER_MEMORY_ENABLED)")
     elif (choice := choose_walker(config.walker)).name != "native":
@@ -219,8 +215,6 @@ def check_waits(config: Config) -> Iterator[Finding]:
     if not threshold_ms:
         yield note("event loop", "SPLUNK_PROFILER_LOOP_BLOCKED_MS=0: callbacks that block it are not reported")
         return
-    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415  # as above
-
     if (choice := choose_walker(config.walker)).name != "native":
         fact = f"callbacks that block it are not found, which needs the native walker: {choice.reason}"
         yield note("event loop", fact)
@@ -233,7 +227,6 @@ def check_waits(config: Config) -> Iterator[Finding]:
 def check_exceptions(config: Config) -> Iterator[Finding]:
     """Check that raised exceptions can be sampled, if they are wanted."""
     from splunk_profiler.capture.events.exceptions import unavailable_reason  # noqa: PLC0415  # as above
-    from splunk_profiler.capture.walker import choose_walker  # noqa: PLC0415
 
     if config.samples_exceptions:
         reason = unavailable_reason(native=choose_walker(config.walker).name == "native")

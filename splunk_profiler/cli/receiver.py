@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -23,11 +24,12 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.store import RequestSink, Saved, StoreError
+from splunk_profiler.cli.store import Saved, StoreError
 from splunk_profiler.viewer.message_size import count_items, fields_of
 from splunk_profiler.viewer.otlp_files import PROFILE_SCOPE
 
 _Handler = Callable[[bytes, grpc.ServicerContext], bytes]
+_Append = Callable[[Any], None]
 _ACCEPTED = b""  # a response without fields, which means that nothing was rejected
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 MAX_ITEMS = 250_000
@@ -115,9 +117,10 @@ class Receiver:
                 ("grpc.max_receive_message_length", max_request_bytes * _TRANSPORT_FACTOR),
             ],
         )
+        save_logs, save_spans = (partial(store.append, is_traces=is_traces) for is_traces in (False, True))
         services = (
-            _make_service("Logs", self._make_handler(ExportLogsServiceRequest, store.logs, _count_logs)),
-            _make_service("Trace", self._make_handler(ExportTraceServiceRequest, store.traces, _count_spans)),
+            _make_service("Logs", self._make_handler(ExportLogsServiceRequest, save_logs, _count_logs)),
+            _make_service("Trace", self._make_handler(ExportTraceServiceRequest, save_spans, _count_spans)),
             _make_service("Metrics", lambda _body, _context: _ACCEPTED),  # dropped: nothing here shows metrics
         )
         self._server.add_generic_rpc_handlers(services)
@@ -137,7 +140,7 @@ class Receiver:
         """Refuse new requests, finish running ones (5 seconds at most), and end."""
         self._server.stop(_STOP_GRACE_S).wait()
 
-    def _make_handler(self, kind: Any, sink: RequestSink, count: Callable[[Any], ReceivedCounts]) -> _Handler:
+    def _make_handler(self, kind: Any, append: _Append, count: Callable[[Any], ReceivedCounts]) -> _Handler:
         def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
             with self._request_lock:
                 if not context.is_active():  # its sender has given up waiting, and sends it again
@@ -146,7 +149,7 @@ class Receiver:
                 request = self._parse(kind, body, context)
                 counts = count(request)
                 if counts.samples or counts.profiles or counts.logs or counts.spans:
-                    self._save(sink, request, context)
+                    self._save(append, request, context)
                 self._add(counts)
             return _ACCEPTED
 
@@ -167,9 +170,9 @@ class Receiver:
             self._add(ReceivedCounts(refusals=Refusals(malformed=1)))
             _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the request is not an {kind.DESCRIPTOR.full_name}")
 
-    def _save(self, sink: RequestSink, request: Message, context: grpc.ServicerContext) -> None:
+    def _save(self, append: _Append, request: Message, context: grpc.ServicerContext) -> None:
         try:
-            sink.append(to_json(request))
+            append(to_json(request))
         except StoreError as error:
             self._add(ReceivedCounts(refusals=Refusals(not_saved=1)))
             self._set_problem(str(error))

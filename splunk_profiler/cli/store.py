@@ -108,25 +108,13 @@ class LineFile:
         return size + 1
 
 
-class RequestSink(Protocol):
-    """Takes requests of one kind."""
-
-    def append(self, value: Any) -> None:
-        """Add a request; `StoreError` if that fails."""
-
-
 class Saved(Protocol):
-    """A place that the collector saves to: `logs` and `traces` take requests, `path` is named to the user."""
+    """A place that the collector saves to; `path` is named to the user."""
 
     path: Path
 
-    @property
-    def logs(self) -> RequestSink:
-        """Takes requests of logs."""
-
-    @property
-    def traces(self) -> RequestSink:
-        """Takes requests of spans."""
+    def append(self, request: Any, *, is_traces: bool) -> None:
+        """Add a request of spans or logs; `StoreError` if that fails."""
 
     @property
     def size(self) -> int:
@@ -149,19 +137,23 @@ class Store:
             make_directory(directory)
         except OSError as error:
             raise StoreError(f"{directory} cannot be made: {error.strerror}") from None
-        self.logs = LineFile(directory / LOGS, sync=sync)
+        self._logs = LineFile(directory / LOGS, sync=sync)
         try:
-            self.traces = LineFile(directory / TRACES, sync=sync)
+            self._traces = LineFile(directory / TRACES, sync=sync)
         except StoreError:
-            self.logs.close()
+            self._logs.close()
             raise
+
+    def append(self, request: Any, *, is_traces: bool) -> None:
+        """Add a request of spans or logs; `StoreError` if that fails."""
+        (self._traces if is_traces else self._logs).append(request)
 
     @property
     def size(self) -> int:
         """Saved bytes, those of earlier runs included."""
-        return self.logs.size + self.traces.size
+        return self._logs.size + self._traces.size
 
     def close(self) -> None:
         """Close the files."""
-        self.logs.close()
-        self.traces.close()
+        self._logs.close()
+        self._traces.close()

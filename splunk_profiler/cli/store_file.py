@@ -17,25 +17,6 @@ from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.store_writer import Limits, StoreWriter
 
 
-class _Requests:
-    """Takes requests of one kind."""
-
-    def __init__(self, writer: StoreWriter, *, is_traces: bool) -> None:
-        self._writer = writer
-        self._is_traces = is_traces
-
-    def append(self, value: Any) -> None:
-        """Add a request.
-
-        Raises:
-            StoreError: it could not be written; the store is as before.
-        """
-        try:
-            self._writer.append(value, is_traces=self._is_traces, received_ns=time.time_ns())
-        except SourceError as error:
-            raise StoreError(str(error)) from None
-
-
 class StoreFile:
     """A store at `path`, on which a thread works every `interval_s`.
 
@@ -59,10 +40,16 @@ class StoreFile:
         self._writer = StoreWriter(path, limits, sync=sync)
         self._on_problem = on_problem
         self._problem = ""
-        self.logs, self.traces = (_Requests(self._writer, is_traces=is_traces) for is_traces in (False, True))
         self._ended = threading.Event()
         self._worker = Worker("store", self._run_maintenance)
         self._worker.start()
+
+    def append(self, request: Any, *, is_traces: bool) -> None:
+        """Add a request of spans or logs; `StoreError` if it could not be written: the store is as before."""
+        try:
+            self._writer.append(request, is_traces=is_traces, received_ns=time.time_ns())
+        except SourceError as error:
+            raise StoreError(str(error)) from None
 
     @property
     def size(self) -> int:

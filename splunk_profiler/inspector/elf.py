@@ -21,8 +21,8 @@ _STATIC_SYMBOLS, _RELOCATIONS, _DYNAMIC_SYMBOLS = 2, 4, 11  # types of sections:
 _LOADED, _THREAD_LOCAL = 1, 7  # types of segments: PT_LOAD, PT_TLS
 _IDENTIFIER = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _HEADER = struct.Struct("<32xQQ6xHHHH")  # offsets of segments and sections; size and number of each
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SECTION = struct.Struct("<4xI16xQQI20x")
+_SEGMENT = struct.Struct("<I4xQQ16xQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
 _RELOCATION = struct.Struct("<QIIq")  # address, kind, symbol, addend
 _Read = Callable[[int, int], bytes]
@@ -90,29 +90,20 @@ class ReadBudget:
 
 
 class _Section(NamedTuple):
-    """The header of a section."""
+    """What is used of the header of a section."""
 
-    name: int
     type: int
-    flags: int
-    address: int
     offset: int
     size: int
     link: int
-    info: int
-    alignment: int
-    entry_size: int
 
 
 class _Segment(NamedTuple):
-    """The header of a segment."""
+    """What is used of the header of a segment."""
 
     type: int
-    flags: int
     offset: int
     address: int
-    physical_address: int
-    size_in_file: int
     size: int
     alignment: int
 

@@ -19,25 +19,20 @@ from splunk_profiler.system.threads import wait_until
 SERVICE = "/opentelemetry.proto.collector.{0}.v1.{1}Service/Export"
 
 
-class HeldSink:
+class HeldStore:
     """Saves the text of each request, once it is released."""
+
+    path, size = Path("nowhere"), 0
 
     def __init__(self) -> None:
         self.saved: list[str] = []
         self.is_saving, self.is_released = threading.Event(), threading.Event()
 
-    def append(self, value: Any) -> None:
+    def append(self, request: Any, *, is_traces: bool) -> None:  # noqa: ARG002  # there are only logs
         self.is_saving.set()
         self.is_released.wait()
-        (record,) = value["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
+        (record,) = request["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
         self.saved.append(record["body"]["stringValue"])
-
-
-class HeldStore:
-    path, size = Path("nowhere"), 0
-
-    def __init__(self, sink: HeldSink) -> None:
-        self.logs = self.traces = sink
 
     def close(self) -> None:
         pass
@@ -50,22 +45,22 @@ def request(text: str) -> bytes:
 
 
 def main() -> None:
-    sink = HeldSink()
-    receiver = Receiver(HeldStore(sink), "127.0.0.1", 0, 1 << 20, print)
+    store = HeldStore()
+    receiver = Receiver(store, "127.0.0.1", 0, 1 << 20, print)
     with grpc.insecure_channel(receiver.address) as channel:
         export, metrics = (channel.unary_unary(SERVICE.format(name.lower(), name)) for name in ("Logs", "Metrics"))
         first = export.future(request("first"))
-        sink.is_saving.wait()
+        store.is_saving.wait()
         second = export.future(request("given up"))
         metrics(b"")  # has come after the second
         second.cancel()
         metrics(b"")  # and after its end
-        sink.is_released.set()
+        store.is_released.set()
         first.result()
         export(request("third"))
-        wait_until(lambda: len(sink.saved) + receiver.counts().refusals.not_saved == 3, 60)
+        wait_until(lambda: len(store.saved) + receiver.counts().refusals.not_saved == 3, 60)
     receiver.stop()
-    print(json.dumps([sink.saved, receiver.counts().refusals.not_saved]))
+    print(json.dumps([store.saved, receiver.counts().refusals.not_saved]))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_a_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_store_makes_the_directory_with_a_file_for_logs_and_one_for_traces(tmp_path: Path) -> None:
     store = Store(tmp_path / "a" / "b")
-    store.logs.append({})
+    store.append({}, is_traces=False)
     assert store.size == 3
     store.close()
     assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["logs.jsonl", "traces.jsonl"]
