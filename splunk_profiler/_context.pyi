@@ -7,7 +7,7 @@ OpenTelemetry's `ContextVar`.
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from os import PathLike
-from typing import Any, Literal, NamedTuple, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 _Tls: TypeAlias = Literal["static", "dynamic", "unknown"]  # of a library's pointer: readers follow static ones only
 
@@ -35,34 +35,6 @@ class UserLabels:
     """
 
     def __init__(self, pairs: tuple[tuple[bytes, bytes], ...]) -> None: ...
-
-class SwitchCounters(NamedTuple):
-    """Counters for the tests, since the module was loaded, apart from `threads`."""
-
-    threads: int  # threads with a record now
-    published: int  # switches that changed the record of a thread
-    unchanged: int  # switches that did not
-    failed: int  # discarded exceptions and failed allocations
-    cache_hits: int  # of all switches: those to a context that was in the cache
-    repaired: int  # threads that `audit` found wrong: switches that no hook saw
-
-class AuditResult(NamedTuple):
-    """Numbers of threads whose records were compared with their contexts, and repaired."""
-
-    compared: int
-    repaired: int
-
-class ReceivedMessages(NamedTuple):
-    """Numbers of messages of a socket: received, and of these too long and discarded."""
-
-    received: int
-    too_long: int
-
-class HookProblem(NamedTuple):
-    """A hook that could not be installed, and what cannot be seen without it."""
-
-    hook: str
-    problem: str
 
 @final
 class SocketReader:
@@ -115,7 +87,8 @@ class SocketReader:
 
         Waits up to half a second for the end of the thread.
         """
-    def counts(self) -> ReceivedMessages: ...
+    def counts(self) -> tuple[int, int]:
+        """Return how many messages were received, and how many of these were too long and discarded."""
 
 def install(
     variable: ContextVar[Any],
@@ -125,7 +98,7 @@ def install(
     identify: Callable[[Any], Identity | None],
     context_type: type,
     /,
-) -> list[HookProblem]:
+) -> list[tuple[str, str]]:
     """Install the hooks that see switches. Threads show nothing before `begin`. Replaces what was installed before.
 
     Args:
@@ -136,6 +109,9 @@ def install(
         identify: called once for a span without that attribute; returns None for an unpublished
             one. Handles its own errors: what it raises is the application's, which gets it.
         context_type: type of contexts that never change, so that their record may be cached.
+
+    Returns:
+        Hooks that could not be installed, and for each what cannot be seen without it.
     """
 
 def begin() -> None:
@@ -211,9 +187,18 @@ def replace_storage(storage: bytes, /) -> None:
 def clear_storage() -> None:
     """Hide the process storage from readers."""
 
-def audit() -> AuditResult:
-    """Compare each thread's record with its context, and repair differences."""
+def audit() -> tuple[int, int]:
+    """Compare each thread's record with its context, and repair differences; return the numbers of both."""
 
-def counters() -> SwitchCounters: ...
+def counters() -> dict[str, int]:
+    """Return counters for the tests, since the module was loaded, apart from the first.
+
+    - threads: threads with a record now
+    - published, unchanged: switches that changed the record of a thread, and that did not
+    - failed: discarded exceptions and failed allocations
+    - cache_hits: of all switches, those to a context that was in the cache
+    - repaired: threads that `audit` found wrong, whose switches no hook saw
+    """
+
 def reset_after_fork() -> None:
     """Forget the threads that a fork did not copy. Runs by itself in a child of `fork`; idempotent."""

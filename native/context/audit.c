@@ -143,6 +143,5 @@ PyObject *audit(PyObject *module, PyObject *unused)
     release_threads(&audited); /* may run Python code */
     free(audited.threads);
     return result < 0 ? PyErr_NoMemory()
-                      : PyObject_CallFunction(module_type(module, AUDIT_RESULT_TYPE), "nn", (Py_ssize_t)counts.compared,
-                                              (Py_ssize_t)counts.repaired);
+                      : Py_BuildValue("nn", (Py_ssize_t)counts.compared, (Py_ssize_t)counts.repaired);
 }

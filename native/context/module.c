@@ -6,9 +6,12 @@
 
 #define MODULE_NAME "splunk_profiler._context"
 
-PyObject *module_type(PyObject *module, type_index index)
+/* The module's state is an owned reference to each of these types. */
+static PyType_Spec *const types[] = {&identity_spec, &user_labels_spec, &socket_reader_spec};
+
+PyObject *module_identity_type(PyObject *module)
 {
-    return ((PyObject **)PyModule_GetState(module))[index];
+    return *(PyObject **)PyModule_GetState(module);
 }
 
 static PyObject *uninstall(PyObject *module, PyObject *unused)
@@ -17,15 +20,14 @@ static PyObject *uninstall(PyObject *module, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-#define COUNTER_NAME(index, name)   " " #name
-#define COUNTER_FORMAT(index, name) "K"
-#define COUNTER_VALUE(index, name)  , publisher_counters[index]
+#define COUNTER_FORMAT(index, name) "sK"
+#define COUNTER_VALUE(index, name)  , #name, publisher_counters[index]
 
 /* For the tests. */
 static PyObject *counters(PyObject *module, PyObject *unused)
 {
-    return PyObject_CallFunction(module_type(module, SWITCH_COUNTERS_TYPE), "n" SWITCH_COUNTERS(COUNTER_FORMAT),
-                                 (Py_ssize_t)thread_records_count() SWITCH_COUNTERS(COUNTER_VALUE));
+    return Py_BuildValue("{sn" SWITCH_COUNTERS(COUNTER_FORMAT) "}", "threads",
+                         (Py_ssize_t)thread_records_count() SWITCH_COUNTERS(COUNTER_VALUE));
 }
 
 static PyObject *reset_after_fork(PyObject *module, PyObject *unused)
@@ -41,44 +43,15 @@ static void on_interpreter_end(PyObject *Py_UNUSED(capsule))
     hooks_finalize();
 }
 
-static PyObject *add_named_tuple(PyObject *module, const char *name, const char *fields)
-{
-    PyObject *collections = PyImport_ImportModule("collections");
-    PyObject *type = collections == NULL ? NULL : PyObject_CallMethod(collections, "namedtuple", "ss", name, fields);
-    PyObject *module_name = PyModule_GetNameObject(module);
-    if (type != NULL
-        && (module_name == NULL || PyObject_SetAttrString(type, "__module__", module_name) != 0
-            || PyModule_AddObjectRef(module, name, type) != 0)) {
-        Py_CLEAR(type);
-    }
-    Py_XDECREF(module_name);
-    Py_XDECREF(collections);
-    return type;
-}
-
 static int module_exec(PyObject *module)
 {
-    static PyType_Spec *const specs[] = {
-        [IDENTITY_TYPE] = &identity_spec,
-        [USER_LABELS_TYPE] = &user_labels_spec,
-        [SOCKET_READER_TYPE] = &socket_reader_spec,
-    };
-    static const struct {
-        const char *name, *fields;
-    } tuples[TYPE_COUNT] = {
-        [SWITCH_COUNTERS_TYPE] = {"SwitchCounters", "threads" SWITCH_COUNTERS(COUNTER_NAME)},
-        [AUDIT_RESULT_TYPE] = {"AuditResult", "compared repaired"},
-        [RECEIVED_MESSAGES_TYPE] = {"ReceivedMessages", "received too_long"},
-        [HOOK_PROBLEM_TYPE] = {"HookProblem", "hook problem"},
-    };
-    PyObject **types = PyModule_GetState(module);
+    PyObject **references = PyModule_GetState(module);
     if (module_prepare(MODULE_NAME, "contexts are published of the main interpreter only", on_interpreter_end) != 0) {
         return -1;
     }
-    for (size_t i = 0; i < TYPE_COUNT; i++) {
-        types[i] = i < Py_ARRAY_LENGTH(specs) ? (PyObject *)module_add_type(module, specs[i])
-                                              : add_named_tuple(module, tuples[i].name, tuples[i].fields);
-        if (types[i] == NULL) {
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(types); i++) {
+        references[i] = (PyObject *)module_add_type(module, types[i]);
+        if (references[i] == NULL) {
             return -1;
         }
     }
@@ -122,7 +95,7 @@ static PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = MODULE_NAME,
     .m_doc = "Publishes each thread's trace context where host profilers read it.",
-    .m_size = TYPE_COUNT * sizeof(PyObject *),
+    .m_size = Py_ARRAY_LENGTH(types) * sizeof(PyObject *),
     .m_methods = module_methods,
     .m_slots = module_slots,
     .m_traverse = module_traverse_references,

@@ -201,8 +201,7 @@ PyObject *publisher_install(PyObject *module, PyObject *args)
         Py_INCREF(config.all[i]);
     }
     installed_config = config;
-    PyObject *problems = hooks_install(config.variable, (switch_callbacks){on_switch, publisher_publish, is_shown},
-                                       module_type(module, HOOK_PROBLEM_TYPE));
+    PyObject *problems = hooks_install(config.variable, (switch_callbacks){on_switch, publisher_publish, is_shown});
     if (problems == NULL) {
         compat_exception failure = compat_save_exception();
         publisher_uninstall();

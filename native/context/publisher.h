@@ -12,18 +12,8 @@
 
 #include "thread_records.h"
 
-/* module.c: the types that the module makes; its state is one owned reference to each. */
-typedef enum {
-    IDENTITY_TYPE,
-    USER_LABELS_TYPE,
-    SOCKET_READER_TYPE,
-    SWITCH_COUNTERS_TYPE,
-    AUDIT_RESULT_TYPE,
-    RECEIVED_MESSAGES_TYPE,
-    HOOK_PROBLEM_TYPE,
-    TYPE_COUNT
-} type_index;
-HIDDEN PyObject *module_type(PyObject *module, type_index index); /* borrowed; NULL: the module was cleared */
+/* module.c */
+HIDDEN PyObject *module_identity_type(PyObject *module); /* borrowed; NULL: the module was cleared */
 
 /* identities.c */
 /* The published form of one span. Immutable. */

@@ -83,10 +83,7 @@ static PyObject *socket_reader_stop(SocketReader *self, PyObject *Py_UNUSED(unus
 static PyObject *socket_reader_counts(SocketReader *self, PyObject *Py_UNUSED(unused))
 {
     receiver_status status = receiver_get_status(self->receiver);
-    PyObject *module = PyType_GetModule(Py_TYPE(self));
-    return module == NULL ? NULL
-                          : PyObject_CallFunction(module_type(module, RECEIVED_MESSAGES_TYPE), "KK", status.received,
-                                                  status.too_long);
+    return Py_BuildValue("KK", status.received, status.too_long);
 }
 
 static PyObject *socket_reader_is_receiving(SocketReader *self, void *Py_UNUSED(closure))

@@ -321,7 +321,7 @@ PyObject *spans_assign_identity(PyObject *module, PyObject *const *args, Py_ssiz
         return NULL;
     }
     const publisher_config *config = publisher_active_config();
-    PyObject *type = Py_XNewRef(module_type(module, IDENTITY_TYPE)); /* NULL: the interpreter ends */
+    PyObject *type = Py_XNewRef(module_identity_type(module)); /* NULL: the interpreter ends */
     if (config != NULL && type != NULL) {
         assign_identity((PyTypeObject *)type, config, args[0], parent_context);
     }

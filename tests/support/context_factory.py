@@ -33,14 +33,14 @@ def identify(span: Span) -> _context.Identity:
     return _context.Identity(span.number << 64 | 1, span.number, span.number, 1)
 
 
-def install() -> list[_context.HookProblem]:
+def install() -> list[tuple[str, str]]:
     problems = _context.install(current, SPAN_KEY, labels, "_splunk_profiler_identity", identify, Context)
     _context.begin()
     return problems
 
 
 @contextmanager
-def hooks() -> Iterator[list[_context.HookProblem]]:
+def hooks() -> Iterator[list[tuple[str, str]]]:
     """Install the hooks for the block; yield those that could not be installed."""
     try:
         yield install()
@@ -67,4 +67,4 @@ def audit_passes() -> bool:
 def count_switches() -> int:
     """Return the number of context switches."""
     counters = _context.counters()
-    return counters.published + counters.unchanged
+    return counters["published"] + counters["unchanged"]

@@ -86,13 +86,13 @@ def thread_end() -> None:
 
     def run(_: object) -> None:
         publishing.attach(known(7))
-        print("inside", _context.counters().threads, shown_span(OwnMemory()))
+        print("inside", _context.counters()["threads"], shown_span(OwnMemory()))
 
     start = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(run)
-    print("before", _context.counters().threads)
+    print("before", _context.counters()["threads"])
     assert c_library.pthread_create(ctypes.byref(thread), None, start, None) == 0
     assert c_library.pthread_join(thread, None) == 0
-    print("after", _context.counters().threads)
+    print("after", _context.counters()["threads"])
 
 
 def forks() -> None:
@@ -113,7 +113,7 @@ def forks() -> None:
     token = publishing.attach(known(7))
     in_child("with a span", publishing)
     _context.detach(token)
-    print("in the parent", _context.counters().threads, tuple(_context.audit()), flush=True)
+    print("in the parent", _context.counters()["threads"], tuple(_context.audit()), flush=True)
     leave.set()
     for thread in threads:
         thread.join()
@@ -128,7 +128,7 @@ def in_child(name: str, publishing: InstalledPublisher) -> None:
         assert status == 0, status
         return
     memory = OwnMemory()
-    print(name, _context.counters().threads, shown_span(memory))
+    print(name, _context.counters()["threads"], shown_span(memory))
     _context.reset_after_fork()
     _context.reset_after_fork()
     _context.replace_storage(storage_of("child", "", "/d"))
@@ -136,7 +136,7 @@ def in_child(name: str, publishing: InstalledPublisher) -> None:
 
     def run() -> None:
         publishing.attach(known(9))
-        inside.append((_context.counters().threads, shown_span(memory), tuple(_context.audit())))
+        inside.append((_context.counters()["threads"], shown_span(memory), tuple(_context.audit())))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -202,8 +202,8 @@ def storm(rounds: str) -> None:
     for thread in threads:
         thread.join()
     counters = _context.counters()
-    print("wrong", scene.wrong[:3], "repaired", counters.repaired, "failed", counters.failed)
-    print("published", counters.published > 0)
+    print("wrong", scene.wrong[:3], "repaired", counters["repaired"], "failed", counters["failed"])
+    print("published", counters["published"] > 0)
 
 
 def ending(how: str) -> None:
@@ -309,7 +309,7 @@ def memory(threads: str, spans: str) -> None:
         scene(publishing, count)
         gc.collect()
         print(scene.__name__, resident_kib() - before, flush=True)
-    print("threads", _context.counters().threads)
+    print("threads", _context.counters()["threads"])
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def main(rounds: int) -> None:
     Storm(rounds).run()
     splunk_profiler.start()
     with use_span(begin(WorkUnit(1, 0)), end_on_exit=True):
-        say("done", native.counters()._asdict())
+        say("done", native.counters())
         sys.stdin.readline()
     splunk_profiler.stop()
 

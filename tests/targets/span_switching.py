@@ -95,7 +95,7 @@ class Load:
         scenario(self)
         over.release()
         ended.acquire()
-        say("done", {**self.facts, **native.counters()._asdict()})
+        say("done", {**self.facts, **native.counters()})
 
     def ready(self) -> None:
         say("ready", address())

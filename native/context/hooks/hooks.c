@@ -98,7 +98,7 @@ HOT void hooks_report_set(const PyObject *variable)
     }
 }
 
-PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks, PyObject *problem_type)
+PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks)
 {
     PyObject *old_variable = installed.variable, *old_modules = installed.modules;
     installed.variable = Py_NewRef(variable);
@@ -117,7 +117,7 @@ PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks, PyObject
         if (problems[i] == NULL) {
             continue;
         }
-        PyObject *problem = PyObject_CallFunction(problem_type, "ss", hooks[i].name, problems[i]);
+        PyObject *problem = Py_BuildValue("ss", hooks[i].name, problems[i]);
         if (problem == NULL || PyList_Append(list, problem) != 0) {
             Py_CLEAR(list);
         }

@@ -29,9 +29,9 @@ typedef struct {
 
 /* Install every hook that this interpreter can have. They pass through until hooks_begin. `variable` is the
  * ContextVar that hooks_attach sets; it is kept until the next install, even after hooks_remove. Return a new list
- * of `problem_type`, called with (hook name, problem), for hooks that could not be installed. Return NULL with an
- * exception on failure; then hooks_remove is due. */
-PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks, PyObject *problem_type);
+ * of (hook name, problem) for hooks that could not be installed. Return NULL with an exception on failure; then
+ * hooks_remove is due. */
+PyObject *hooks_install(PyObject *variable, switch_callbacks callbacks);
 
 /* Call the callbacks from now on, first for the calling thread. Comes after hooks_install and what the user of the
  * hooks has to install: a change that only some hooks can see would leave what the others have reported. */

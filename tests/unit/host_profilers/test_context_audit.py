@@ -59,17 +59,17 @@ def waiting_thread(first: Callable[[], Any]) -> Iterator[Any]:
 
 def test_threads_that_show_the_truth_are_left_alone(publishing: InstalledPublisher, memory: OwnMemory) -> None:
     token = publishing.attach(known(FIRST))
-    repaired = _context.counters().repaired
+    repaired = _context.counters()["repaired"]
     with waiting_thread(lambda: (publishing.attach(known(SECOND)), memory.elastic_slot())) as (_, slot):
         assert _context.audit() == (2, 0)
         assert memory.elastic(slot) == shown(SECOND)
     assert memory.elastic() == shown(FIRST)
-    assert _context.counters().repaired == repaired
+    assert _context.counters()["repaired"] == repaired
     _context.detach(token)
 
 
 def test_a_missed_switch_is_repaired_and_counted(publishing: InstalledPublisher, memory: OwnMemory) -> None:
-    repaired = _context.counters().repaired
+    repaired = _context.counters()["repaired"]
 
     def switch_unseen() -> Any:
         publishing.attach(known(FIRST))
@@ -84,7 +84,7 @@ def test_a_missed_switch_is_repaired_and_counted(publishing: InstalledPublisher,
         assert labels is not None
         assert labels[1] == (b"span_id", f"{SECOND:016x}".encode())
         assert _context.audit() == (2, 0)
-    assert _context.counters().repaired == repaired + 1
+    assert _context.counters()["repaired"] == repaired + 1
 
 
 def test_a_missed_end_of_a_span_is_repaired(publishing: InstalledPublisher, memory: OwnMemory) -> None:

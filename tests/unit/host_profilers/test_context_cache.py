@@ -36,8 +36,8 @@ def inside(publishing: InstalledPublisher, span: Any) -> contextvars.Context:
 
 def is_known(context: contextvars.Context) -> bool:
     """Return True if its entry is a cache hit."""
-    before = _context.counters().cache_hits
-    return bool(context.run(lambda: _context.counters().cache_hits) - before)
+    before = _context.counters()["cache_hits"]
+    return bool(context.run(lambda: _context.counters()["cache_hits"]) - before)
 
 
 def make_known(context: contextvars.Context) -> contextvars.Context:

@@ -125,14 +125,14 @@ def test_that_a_span_is_not_published_is_kept_as_well(publishing: InstalledPubli
 def test_a_span_that_takes_no_attributes_is_asked_about_each_time(
     publishing: InstalledPublisher, memory: OwnMemory
 ) -> None:
-    failed = _context.counters().failed
+    failed = _context.counters()["failed"]
     span = Closed()
     for _ in range(2):
         token = publishing.attach(span)
         assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
         _context.detach(token)
     assert publishing.asked == [span, span]
-    assert _context.counters().failed == failed
+    assert _context.counters()["failed"] == failed
 
 
 def test_a_span_of_a_foreign_kind_is_published_by_its_looked_up_identity(
@@ -147,14 +147,14 @@ def test_a_span_of_a_foreign_kind_is_published_by_its_looked_up_identity(
 def test_an_answer_that_is_no_identity_counts_as_a_failure_and_as_no_trace(
     publishing: InstalledPublisher, memory: OwnMemory, answer: Any
 ) -> None:
-    failed = _context.counters().failed
+    failed = _context.counters()["failed"]
     token = publishing.attach(Span(TRACE, ROOT))
     publishing.answer = lambda _: answer
     span = Span(TRACE, CHILD)
     inner = publishing.attach(span)
     assert memory.elastic() == NO_TRACE
     assert not hasattr(span, ATTRIBUTE)
-    assert _context.counters().failed == failed + 1
+    assert _context.counters()["failed"] == failed + 1
     _context.detach(inner)
     assert memory.elastic() == Elastic(1, 1, 1, 1, TRACE, ROOT, ROOT)
     _context.detach(token)
@@ -164,12 +164,12 @@ def test_an_error_while_asking_leaves_nothing_but_a_count(publishing: InstalledP
     def fail(_: Any) -> Any:
         raise RecursionError("where it cannot be called")
 
-    failed = _context.counters().failed
+    failed = _context.counters()["failed"]
     publishing.answer = fail
     token = publishing.attach(Span(TRACE, ROOT))
     assert memory.elastic() in (None, NO_TRACE)
     _context.detach(token)
-    assert _context.counters().failed == failed + 1
+    assert _context.counters()["failed"] == failed + 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])

@@ -85,9 +85,9 @@ def fork(*arguments):
     if child == 0:
         from splunk_profiler import _context
         splunk_profiler.stop(0)
-        before = _context.counters().published
+        before = _context.counters()["published"]
         with trace.get_tracer("child").start_as_current_span("work"):
-            print(_context.counters().published - before, _context.audit().compared, flush=True)
+            print(_context.counters()["published"] - before, _context.audit()[0], flush=True)
         os._exit(0)
     print(os.waitpid(child, 0)[1], flush=True)
     original(*arguments)
