@@ -6,9 +6,11 @@ Runs on the thread that writes the line. Imported once, by `process`: it takes t
 from __future__ import annotations
 
 import logging
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from splunk_profiler.system.descriptors import file_of
 from splunk_profiler.system.guard import is_interrupt, logger, plain_line
@@ -16,6 +18,7 @@ from splunk_profiler.system.threads import Worker, delaying_forks, is_profiler_t
 
 _STDERR = 2
 _MAX_START_LINES = 64
+_MAX_WAIT_MS = 100  # for the reader of a pipe or terminal
 
 
 class _StandardError:
@@ -29,8 +32,8 @@ class _StandardError:
         self._file = None if sys.__stderr__ is None else file_of(_STDERR)
 
     def write(self, line: bytes) -> None:
-        """Write a line, unless standard error is not there."""
-        if self._file is not None and file_of(_STDERR) == self._file:
+        """Write a line, unless standard error is not there, or full."""
+        if self._file is not None and _is_ready(_STDERR) and file_of(_STDERR) == self._file:
             real("os", "write")(_STDERR, line)
 
 
@@ -101,13 +104,41 @@ class LineHandler:
         """Let no child inherit handlers' locks from a thread of ours.
 
         Handlers' locks are of greenlets where gevent or eventlet has replaced them: one that waits for a thread of ours
-        would wait for ever. There, lines of our threads go to standard error.
+        would wait for ever. There, lines of our threads go to standard error. A line for which there is no room is
+        dropped: a handler would wait with its lock, and the process for that at its end.
         """
+        is_direct = threads_are_greenlets() and is_profiler_thread()
+        if not is_direct and not all(map(_has_room, _handlers())):
+            return
         with delaying_forks():
-            if threads_are_greenlets() and is_profiler_thread():
+            if is_direct:
                 self.standard_error.write(plain_line(record))
             else:
                 self._call_handlers(record)
+
+
+def _handlers() -> list[logging.Handler | None]:
+    """Return the handlers of our lines."""
+    place: logging.Logger | None = logger
+    handlers: list[logging.Handler | None] = []
+    while place is not None:
+        handlers += place.handlers
+        place = place.parent if place.propagate else None
+    return handlers or [logging.lastResort]
+
+
+def _has_room(handler: Any) -> bool:
+    """Return False if a handler would wait until somebody reads; True if it has no stream, or one without a file."""
+    with suppress(AttributeError, OSError, TypeError, ValueError):
+        return _is_ready(handler.stream.fileno())
+    return True
+
+
+def _is_ready(descriptor: int) -> bool:
+    """Return False if a write would wait until somebody reads."""
+    poll = real("select", "poll")()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(_MAX_WAIT_MS))
 
 
 LINE_HANDLER = LineHandler()
