@@ -47,6 +47,7 @@ class Filter {
     this.box.autocomplete = "off";
     this.box.addEventListener("input", () => whenTyped(() => this.search().catch(explain)));
     this.list = make("ul", "", this.element);
+    if (saved) this.list.tabIndex = 0; // keys scroll it: its boxes take no focus
     this.rest = make("p", "", this.element);
     this.rest.className = "quiet";
     this.asked = 0;

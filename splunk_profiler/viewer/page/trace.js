@@ -12,6 +12,7 @@ function fillTrace(trace) {
   if (view() !== "trace") return;
   const list = byId("spans"), note = byId("spans-note");
   byId("open-trace").hidden = Boolean(saved);
+  if (saved) list.tabIndex = 0; // keys scroll it: its buttons take no focus
   const focused = document.activeElement?.dataset.span, scrolled = list.scrollTop;
   list.textContent = "";
   note.textContent = trace ? "" : "Choose one trace in the filters, or type its id: below are the stacks of all.";

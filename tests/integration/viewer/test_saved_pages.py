@@ -10,7 +10,7 @@ import pytest
 from browser import Page
 from command_line import splunk_profiler
 from pprof_tool import pprof_top, run_pprof
-from saved_samples import TRACE, sample_line
+from saved_samples import TRACE, sample_line, span_line
 from viewer_page import (
     CHECKOUT,
     IN_BROWSER,
@@ -142,6 +142,20 @@ def test_each_view_can_be_saved_and_shows_the_same_without_a_server(
         assert "billing.pay" in shown(page, "#top tbody")
     if view == "trace":
         assert page.value("document.querySelector('#spans button').disabled")
+
+
+def test_long_lists_of_a_saved_page_can_be_scrolled_with_keys(page: Page, tmp_path: Path) -> None:
+    names = [f"{number:016x}" for number in range(1, 41)]
+    times_ns = START_NS, START_NS + 10**9
+    rows = [sample_line(service=name, time_ns=START_NS, span=name) for name in names]
+    rows += [span_line(name, name, times_ns=times_ns) for name in names]
+    (tmp_path / "logs.jsonl").write_text("".join(rows), "utf-8")
+    with shown_on(page, tmp_path) as found:
+        page.open(f"{found}#view=trace&f.trace={TRACE}")
+        file = page.save("[data-format=html]", tmp_path)
+    page.open(file.as_uri())
+    assert page.value("byId('spans').scrollHeight > byId('spans').clientHeight")
+    assert not broken_rules(page)
 
 
 def test_what_could_not_be_read_is_said(page: Page, tmp_path: Path) -> None:
