@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -54,6 +55,17 @@ def test_each_view_fits_and_keeps_the_rules_of_accessibility(page: Page, address
     assert not broken_rules(page)
     assert not page.shifts()
     page.keep_picture(SCREENS / f"{view}_{look}.png")
+
+
+def test_colours_that_say_something_stay_where_a_reader_forces_others(page: Page, address: str) -> None:
+    page.open(f"{address}#{VIEWS['trace']}")
+    coloured = ["#legend .key", "#flame .key.library", "#spans .track > .span", "button[aria-pressed=true]"]
+    colour = "getComputedStyle(document.querySelector(each)).backgroundColor"
+    ask = f"{json.dumps(coloured)}.map((each) => {colour})"
+    expected = page.value(ask)
+    page.do("Emulation.setEmulatedMedia", features=[{"name": "forced-colors", "value": "active"}])
+    assert page.value("matchMedia('(forced-colors: active)').matches")
+    assert page.value(ask) == expected
 
 
 @pytest.mark.parametrize("look", ["light", "dark"])
