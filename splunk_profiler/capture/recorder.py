@@ -55,7 +55,7 @@ class ContextReader(NamedTuple):
 
 
 class StreamRecorder:
-    """Records captures in a stream; `take` returns its bytes.
+    """Records captures in a stream; `take` returns its bytes. While `is_paused`, captures are only counted as lost.
 
     Args:
         is_native: the snapshots are those of the native walker.
@@ -80,7 +80,7 @@ class StreamRecorder:
         self._total_count = 0
         self._snapshot_count = 0  # since the last `take`, those counted as lost included
         self._last_count = 0  # snapshots that the last `take` returned
-        self._is_paused = False
+        self.is_paused = False
         self._start: StartRecord | None = None
         self._resource: ResourceRecord | None = None
         self._traces: dict[int, TraceRecord] = {}  # those that are selected
@@ -96,17 +96,12 @@ class StreamRecorder:
         self._last_count, self._snapshot_count = self._snapshot_count, 0
         return self._writer.take()
 
-    @property
-    def is_paused(self) -> bool:
-        """True if captures are only counted as lost, until `restart`."""
-        return self._is_paused
-
     def restart(self, *, is_paused: bool = False) -> None:
         """Begin the stream anew: what was taken last has not arrived, or there is another reader.
 
         With `is_paused` it has no captures until the next call: definitions of what they need would be lost as well.
         """
-        self._is_paused = is_paused
+        self.is_paused = is_paused
         self._writer.restart()
         for record in (self._start, self._resource, *self._traces.values()):
             if record is not None:
@@ -145,7 +140,7 @@ class StreamRecorder:
     def snapshot(self, raw: RawSnapshot) -> None:
         """Record a snapshot; after an error, it is lost and the next one has all threads."""
         self._lose(raw.lost_count)
-        if self._is_paused:
+        if self.is_paused:
             self._snapshot_count += raw.quiet_count or 1
             return
         if raw.quiet_count:
@@ -173,7 +168,7 @@ class StreamRecorder:
     def _lose(self, count: int) -> None:
         """Record that so many snapshots are lost; while paused, only count them."""
         self._snapshot_count += count
-        if count and not self._is_paused:
+        if count and not self.is_paused:
             self._writer.write(LostRecord(count))
 
     def _snapshot(self, raw: RawSnapshot) -> None:
@@ -196,7 +191,7 @@ class StreamRecorder:
 
     def event(self, event: RawEvent | EndedRecord) -> None:
         """Record an event, after the snapshots that were captured before it."""
-        if self._is_paused:
+        if self.is_paused:
             return
         if isinstance(event, EndedRecord):
             self._writer.write(event)

@@ -42,10 +42,11 @@ class Publishing:
             config.publishes_correlation, config.publishes_labels, config.socket_directory or temporary_directory()
         )
         self._extension = extension
+        self._wake = WakeEvent()
         self.correlator = Correlator(
             config.correlation.lower() == "true", config.correlation_buffer_size, extension.SocketReader
         )
-        self.publisher = ProcessPublisher(extension, publish_config, source, self.correlator, self._notify)
+        self.publisher = ProcessPublisher(extension, publish_config, source, self.correlator, self._wake.set)
         self._publishes_labels = config.publishes_labels
         self._removes_preload = config.preload.lower() == "auto"
         self._configured_attributes = resolved.resource_attributes
@@ -53,7 +54,6 @@ class Publishing:
         self._guard = Guard("comparing what is published to host profilers")
         self.is_audited_by_sampling = False
         self._thread: Worker | None = None
-        self._wake = WakeEvent()
         self._is_stopping = False
 
     def start(self) -> None:
@@ -144,9 +144,6 @@ class Publishing:
             self.run_pending_work()
             self.audit()
             self._wake.wait(_AUDIT_S)
-
-    def _notify(self) -> None:
-        self._wake.set()
 
     def _service_attributes(self, provider: Any) -> Mapping[str, object] | None:
         """Return the resource's attributes once a provider or the environment names the service."""

@@ -53,16 +53,9 @@ class ThreadState(NamedTuple):
 
 
 class CapturedSnapshot(NamedTuple):
-    """Threads at one instant.
+    """Threads at one instant; the times are those of `raw.RawSnapshot`.
 
     Attributes:
-        time_ns: time of the capture since the epoch.
-        instant_ns: the same on the boot-time clock.
-        latency_ns: time from the deadline to the capture.
-        period_ns: time since the previous deadline of its kind; 0 without a deadline.
-        since_previous_ns: time since the previous capture of any kind; 0 for the first.
-        process_cpu_ns: CPU time of the process, read before that of its threads.
-        gil_wait_ns: time that the ticker waited until a thread took the snapshot.
         is_focused: True if it has only threads of selected traces, and says nothing of others.
         is_complete: True if it has all threads; else it has those that differ from the previous snapshot.
         threads: in the order of `Thread.index`, as far as they are listed.

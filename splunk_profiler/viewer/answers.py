@@ -42,7 +42,10 @@ class _Before(NamedTuple):
 
 
 class Answers:
-    """The answers about `live`; each reads first what has been added. One at a time."""
+    """The answers about `live`; each reads first what has been added. One at a time.
+
+    A facet or a way to compare that is not known raises `ValueError`.
+    """
 
     def __init__(self, live: Source) -> None:
         self._live = live
@@ -82,9 +85,6 @@ class Answers:
             inverted: from leaves to roots.
             baseline: frames then have the column `before`.
             function: name and file of the one with which the tree begins: its callees, or its callers if `inverted`.
-
-        Raises:
-            ValueError: a facet or a way to compare that is not known.
         """
         with self._lock:
             recording = self._refreshed()
@@ -105,9 +105,6 @@ class Answers:
 
         With a baseline each row ends with both weights there, and what differs most comes first. `gone` are then the
         number of functions that only the baseline has, and their own weights; `only_gone` leaves out all others.
-
-        Raises:
-            ValueError: as for `flame`.
         """
         with self._lock:
             recording = self._refreshed()
@@ -125,9 +122,6 @@ class Answers:
             selection: of which samples; the filter by a facet does not choose among its own values.
             facet: this one alone, if it is given.
             search: only values that have this text, and how many more have it. The whole id of a trace is asked for.
-
-        Raises:
-            ValueError: there is no such facet.
         """
         with self._lock:
             known = self._refreshed().facet_names()
@@ -162,9 +156,6 @@ class Answers:
 
         Rows are number, text, own and total, with a baseline also both there. The text is empty unless the file is on
         this machine, and one of Python. Lines around are there without weights.
-
-        Raises:
-            ValueError: as for `flame`.
         """
         with self._lock:
             recording = self._refreshed()
@@ -238,9 +229,6 @@ class Answers:
             function: name and file of the one with which trees begin, whose source is there as well.
             state: parameters of the page that it begins with.
             shown_ns: when the timeline begins and ends.
-
-        Raises:
-            ValueError: as for `flame`.
         """
         with self._unchanged():
             overview = self.overview()
