@@ -9,7 +9,7 @@ import logging
 import select
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from splunk_profiler.system.descriptors import file_of
@@ -63,22 +63,18 @@ class LineHandler:
             with suppress(Exception), delaying_forks():  # it has the lock of `sys.stderr`
                 logging.NullHandler().handleError(record)
 
-    @contextmanager
-    def in_start(self) -> Iterator[None]:
+    def in_start(self) -> AbstractContextManager[None]:
         """Keep the lines of a start: forked children do not repeat them."""
-        with self._handling_by(self._handle_in_start):
-            yield
+        return self._handling_by(self._handle_in_start)
 
-    @contextmanager
-    def in_fork_hook(self) -> Iterator[None]:
+    def in_fork_hook(self) -> AbstractContextManager[None]:
         """Log warnings that no start has said yet, on a thread of ours, so that the fork ends.
 
         A thread that the child lacks may have been in a handler. `logging` renews its own locks in the child, but not
         those of streams and queues. Lines below warnings are dropped: they are those of the parent's start, which its
         level may have kept back.
         """
-        with self._handling_by(self._handle_in_fork_hook):
-            yield
+        return self._handling_by(self._handle_in_fork_hook)
 
     @contextmanager
     def _handling_by(self, handle: Callable[[logging.LogRecord], None]) -> Iterator[None]:
