@@ -21,9 +21,9 @@ from itertools import accumulate
 from typing import Annotated, Any, NamedTuple, get_args
 
 BYTES_KEY = "\0bytes"  # in a JSON object
-HEADER = b"SPLPROF\x05"  # the last byte is the version
+HEADER = b"SPLPROF\x06"  # the last byte is the version
 MAX_RECORD_BYTES = 4 << 20  # of one record; a snapshot of 100,000 changed threads fits
-CAPACITY = {"frame": 16_384, "stack": 4096, "thread": 65_536, "span": 8192, "label set": 4096, "kind": 64}
+CAPACITY = {"frame": 16_384, "stack": 4096, "thread": 65_536, "span": 1024, "label set": 1024, "kind": 64}
 MAX_QUIET_DEADLINES = 4096  # of one record; a reader may make a snapshot for each
 MAX_STACK_FRAMES = 1 << 19  # 4 MiB of references; 4096 stacks of 128
 

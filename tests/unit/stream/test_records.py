@@ -188,8 +188,8 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
     [
         (b"GET / HT", "byte 0: this is no stream of the profiler: it begins with b'GET / HT'"),
         (b"\0" * 8, "byte 0: this is no stream"),
-        (HEADER[:-1] + b"\x06", "byte 0: the stream has version 6; this profiler reads version 5"),
-        (HEADER[:-1] + b"\x00", "byte 0: the stream has version 0; this profiler reads version 5"),
+        (HEADER[:-1] + b"\x07", "byte 0: the stream has version 7; this profiler reads version 6"),
+        (HEADER[:-1] + b"\x00", "byte 0: the stream has version 0; this profiler reads version 6"),
     ],
 )
 def test_stream_with_another_header_is_refused(header: bytes, text: str) -> None:
@@ -199,7 +199,7 @@ def test_stream_with_another_header_is_refused(header: bytes, text: str) -> None
 
 
 def test_stream_that_begins_anew_with_another_version_is_refused() -> None:
-    refused(HEADER[:-1] + b"\x06", "the stream has version 6")
+    refused(HEADER[:-1] + b"\x07", "the stream has version 7")
 
 
 def test_stream_that_begins_anew_goes_on_with_its_records() -> None:
