@@ -50,8 +50,10 @@ class IdentityFactory:
         # Else take the trace's root in this process, which is right unless the trace came in twice. Where none is known
         # the parent has ended, or is older than the publishing. Take it for the root: a search for the spans above it
         # among all live objects would stop the application for long.
-        known = self._roots.get((parent.trace_id, parent.span_id))
-        return known or self._known_root_of(parent.trace_id) or parent.span_id
+        known = self._roots.get((parent.trace_id, parent.span_id)) or self._known_root_of(parent.trace_id)
+        if known is None or known == context.span_id:  # a span below may have taken this one for the root
+            return parent.span_id
+        return known
 
 
 def _set_default(known: OrderedDict[Any, int], key: Any, value: int) -> int:
