@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,11 @@ _CHANNEL_OPTIONS = (
 )
 # gRPC starts a thread for each processor, at least 4 and at most 16, two more with its first channel, and some later.
 _GRPC_THREADS = 2 * min(max(os.cpu_count() or 1, 4), 16)
+_GRPC_DESCRIPTORS = 8  # it needs 4 for its first channel
 
 
-class NoRoomError(Exception):
-    """The process can make too few threads; the message says why."""
+class GrpcUnusableError(Exception):
+    """gRPC would abort the process; the message says why."""
 
 
 @cache
@@ -55,19 +56,25 @@ def _keep_grpc_running() -> grpc.Channel:
     wait for that thread for ever, holding the GIL, when it opens its first channel.
 
     Raises:
-        NoRoomError: gRPC would abort the process.
+        GrpcUnusableError: gRPC would abort the process.
     """
-    _check_room()
+    _check_grpc()
     return grpc.insecure_channel("ipv4:127.0.0.1:9")  # never called, so never connected
 
 
-def _check_room() -> None:
-    """Raise `NoRoomError` if the process cannot make so many threads: gRPC keeps the GIL for long, and aborts."""
+def _check_grpc() -> None:
+    """Raise `GrpcUnusableError` if gRPC would abort the process, or keep the GIL for ten seconds before that."""
+    try:
+        with ExitStack() as opened:
+            for _ in range(_GRPC_DESCRIPTORS):
+                opened.enter_context(Path("/dev/urandom").open("rb"))
+    except OSError as error:  # the device is missing in the application's root, or descriptors are
+        raise GrpcUnusableError(f"gRPC would end the process: {error}") from None
     with suppress(ImportError):  # missing on some systems
         from splunk_profiler._walker import has_room_for_threads  # noqa: PLC0415
 
         if not has_room_for_threads(_GRPC_THREADS):
-            raise NoRoomError(f"there is no room for the {_GRPC_THREADS} threads that gRPC may need")
+            raise GrpcUnusableError(f"there is no room for the {_GRPC_THREADS} threads that gRPC may need")
 
 
 class Connection:

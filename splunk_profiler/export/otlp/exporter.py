@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp import errors
-from splunk_profiler.export.otlp.channel import Connection, ConnectionSelector, NoRoomError
+from splunk_profiler.export.otlp.channel import Connection, ConnectionSelector, GrpcUnusableError
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import BodyFormatter
@@ -70,7 +70,7 @@ class OtlpSink(Generic[Record]):
             result = self._send(self._encode(batch.records))
             # The receiver counts the parts of a large profile as records.
             return result._replace(rejected=min(result.rejected, len(batch.records)))
-        except NoRoomError as error:
+        except GrpcUnusableError as error:
             return ExportResult(ExportStatus.RETRY, str(error))
         except Exception as error:
             text = f"the records cannot be encoded or sent: {type(error).__name__}: {error}"
