@@ -214,7 +214,7 @@ def _draw(totals: Totals) -> Group:
     for what, count in (
         ("processes given up", totals.given_up),
         ("registrations lost", totals.lost_registrations),
-        ("reads while somebody else held a thread", totals.busy_reads),
+        ("reads while another tracer held a thread", totals.busy_reads),
         ("instants missed, because the one before took too long", totals.missed),
     ):
         if count:

@@ -80,7 +80,7 @@ class CodeClassifier:
             except StopIteration as ended:
                 self._finish_entry(entry, ended.value)
             except Exception:
-                logger.debug("what is installed in %s cannot be read", entry, exc_info=True)
+                logger.debug("cannot read the distributions in %s", entry, exc_info=True)
                 self._finish_entry(entry, {})
             # Each read releases the GIL already. Beside busy threads, getting it back takes tens of milliseconds.
             if pause is not None and time.thread_time_ns() - paused_ns >= _PAUSE_INTERVAL_NS:

@@ -214,7 +214,7 @@ class ProcessPublisher:
             self._publish_service(service, listens_first=True)
         elif self._service is None:
             self._once_log.log(
-                "host profilers are not told of this process, because its service has no name: set OTEL_SERVICE_NAME"
+                "host profilers cannot find this process, because its service has no name: set OTEL_SERVICE_NAME"
             )
 
     def _publish_service(self, service: Service, *, listens_first: bool = False) -> bool:
@@ -249,7 +249,7 @@ class ProcessPublisher:
                 self._correlator.stop(0)  # it has hardly begun
                 self._close_socket()
             setting = f"{_SOCKET_SETTING}: " if isinstance(error, MessageSocketError) else ""
-            self._once_log.log(f"host profilers are not told of this process: {setting}{error}")
+            self._once_log.log(f"host profilers cannot find this process: {setting}{error}")
             return False
         self._service = service
         return True

@@ -98,7 +98,7 @@ def not_permitted(pid: int, what: str) -> NotPermittedError:
     if scope in (1, 2) and uid != 0:
         hints.append(f"kernel.yama.ptrace_scope is {scope}: run as root, or sysctl kernel.yama.ptrace_scope=0")
     if scope == 3:
-        hints.append("kernel.yama.ptrace_scope is 3: nobody may, until the next boot with another setting")
+        hints.append("kernel.yama.ptrace_scope is 3: no process may, until the next boot with another setting")
     if not hints:
         hints.append(
             "run as the user of the process (or as root) with CAP_SYS_PTRACE; in a container, add that capability"

@@ -96,7 +96,7 @@ CATALOGUE: dict[str, tuple[Level, str, str]] = {
     "socket-not-datagram": (Level.LOSES, "the socket takes no datagrams: every message fails", "bind a DGRAM socket"),
     "socket-refused": (
         Level.LOSES,
-        "nobody receives at the socket: it is left over from a process that has ended",
+        "no process receives at the socket: it is left over from one that has ended",
         "restart the profiler in the process",
     ),
     "socket-unknown": (Level.NOTE, "the socket could not be tried from here", "inspect as root"),

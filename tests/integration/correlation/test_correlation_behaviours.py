@@ -130,7 +130,7 @@ def test_service_without_a_name_defers_nothing_and_logs_it_once(directory: Path,
                 life.run_pending_work()
                 assert read_storage() is None
         assert exported.names == ["root"] * 3
-        assert log.count("WARNING host profilers are not told of this process, because its service has no name") == 1
+        assert log.count("WARNING host profilers cannot find this process, because its service has no name") == 1
     own.shutdown()
     assert not list(directory.iterdir())
 

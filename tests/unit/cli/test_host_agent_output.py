@@ -28,7 +28,7 @@ from splunk_profiler.inspector.messages import LossReason, Registration
 from splunk_profiler.inspector.model import Interface, Level, ProcessStorage, Reason
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "host-profilers" / "host-agent.md").read_text("utf-8")
-REASON = Reason("socket-refused", Level.LOSES, Interface.ELASTIC, "nobody receives", "restart it")
+REASON = Reason("socket-refused", Level.LOSES, Interface.ELASTIC, "no process receives", "restart it")
 SAMPLE = Sample("11" * 16, "33" * 8, CodeLocation("/usr/lib/libpython3.so", 0x2000))
 REGISTRATION = Registration(100, None, 1)
 EVENTS: dict[str, Event] = {

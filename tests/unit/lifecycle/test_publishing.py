@@ -151,7 +151,7 @@ def test_a_library_that_cannot_be_loaded_leaves_no_socket(
         assert not list(directory.iterdir())
         life.run_pending_work()
         life.audit()
-    assert "host profilers are not told of this process" in caplog.text
+    assert "host profilers cannot find this process" in caplog.text
 
 
 def test_the_socket_takes_datagrams_without_a_reader(directory: Path) -> None:
