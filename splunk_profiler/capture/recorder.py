@@ -40,7 +40,7 @@ _MAX_HELD_BYTES = 1 << 18
 
 
 class ContextReader(NamedTuple):
-    """The meaning of the application's objects.
+    """Callables that turn contexts and labels into spans and label sets.
 
     Attributes:
         span_of: returns the span that is active in an OpenTelemetry context, or None.

@@ -30,7 +30,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 class StoreError(CommandError):
-    """A line could not be saved; the lines before it are whole."""
+    """Error for a line that could not be saved; the lines before it are whole."""
 
 
 class LineFile:

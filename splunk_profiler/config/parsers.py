@@ -30,7 +30,7 @@ _HOST_PATTERN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?|\[[0-
 
 
 class ProfilerError(Exception):
-    """Base of every error that this package raises; its text names the problem and the remedy."""
+    """Base of the errors of settings, commands and sources of samples; its text names the problem and the remedy."""
 
 
 class ConfigError(ProfilerError, ValueError):

@@ -3,10 +3,10 @@
 Runs on one thread of the profiler at a time. Needs the native walker, which makes and checks the socket.
 
 The socket has an abstract name: a digest of the token of the tree of processes, and the user. All processes of the tree
-with the same user find one exporter by it. Whoever finds none binds the name and starts one; the kernel lets only one
-succeed. Names are public, and free after an exporter's end. So an exporter gets only a challenge until it has proved
-that it knows the token, unless this process has started it, or the parent that has forked it. The host's proof comes
-before the stream.
+with the same user find one exporter by it. A process that finds none binds the name and starts one; the kernel lets
+only one succeed. Names are public, and free after an exporter's end. So an exporter gets only a challenge until it has
+proved that it knows the token, unless this process has started it, or the parent that has forked it. The host's proof
+comes before the stream.
 """
 
 from __future__ import annotations

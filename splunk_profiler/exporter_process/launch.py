@@ -83,7 +83,7 @@ _RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
 
 
 class LaunchError(OSError):
-    """This process can have no exporter process; the message says why."""
+    """Error for a process that can have no exporter process; the message says why."""
 
 
 class Interpreter(NamedTuple):

@@ -37,7 +37,7 @@ _SERVICE_NAME, _PROCESS_ID = "service.name", "process.pid"
 _MAX_MESSAGES = 256
 _END_TIMEOUT_S, _MAX_END_TIMEOUT_S = 2.0, 30.0  # of a host that was killed; of one that waits
 _MAX_OPEN_S = 20.0  # besides: beside busy processes, to load what exports takes longer than most hosts wait
-_END_MARGIN_S = 0.3  # an export may take as much longer, and the host is told
+_END_MARGIN_S = 0.3  # of the host's wait: for an export in flight, and for the message to the host
 _MIN_DIVIDED_NS = 1_000_000  # each session has it divided at each tick, which visits all of them
 _MAX_QUEUE_BYTES, _ALL_QUEUES_BYTES = 16 << 20, 64 << 20  # 16 MiB are 12 s of 33 threads at 10 ms
 
@@ -46,7 +46,7 @@ class StreamSession:
     """The session of the process `pid`, until its stream ends."""
 
     def __init__(self, pid: int, accounting: SessionAccounting) -> None:
-        self._pid: Any = pid  # then as the process itself sees it: it may have a namespace of its own
+        self._pid: Any = pid  # replaced by the id in the process's own namespace when the stream begins
         self._accounting = accounting
         self._reader = StreamReader()
         self._resolved: Resolved | None = None

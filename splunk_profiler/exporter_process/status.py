@@ -32,7 +32,7 @@ _TIMEOUT_S = 20.0  # beside many busy processes the exporter may have no process
 
 
 class StatusError(ProfilerError):
-    """The exporter gives no status; the message says why."""
+    """Error for an exporter that gives no status; the message says why."""
 
 
 class HostStatus(NamedTuple):

@@ -28,7 +28,7 @@ _PEER = struct.Struct("iII")  # pid, uid, gid
 
 
 def digest(*words: str) -> str:
-    """Return a text from which the words cannot be found."""
+    """Return a hash of the words, as hexadecimal digits."""
     text = "\0".join(words).encode("utf-8", "surrogateescape")
     return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 

@@ -15,7 +15,7 @@ from splunk_profiler.system.threads import OwnedLock, wait_until
 
 
 class ForwardingError(Exception):
-    """An exporter tried to end the correlator thread."""
+    """Error of an exporter that tried to end the correlator thread."""
 
 
 class CurrentExport:

@@ -28,7 +28,7 @@ _NAME_PATTERN = re.compile(rf"{_NAME_PREFIX}\d+-[0-9a-f]{{8}}\.sock")
 
 
 class MessageSocketError(Exception):
-    """The reason why there is no socket."""
+    """Error for a socket that could not be made; the message says why."""
 
 
 class MessageSocket:

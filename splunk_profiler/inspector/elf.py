@@ -90,7 +90,7 @@ class ReadBudget:
 
 
 class _Section(NamedTuple):
-    """What is used of the header of a section."""
+    """The fields of a section header that this reader needs."""
 
     type: int
     offset: int
@@ -99,7 +99,7 @@ class _Section(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """What is used of the header of a segment."""
+    """The fields of a segment header that this reader needs."""
 
     type: int
     offset: int

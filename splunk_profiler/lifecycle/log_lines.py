@@ -124,14 +124,14 @@ def _handlers() -> list[logging.Handler | None]:
 
 
 def _has_room(handler: Any) -> bool:
-    """Return False if a handler would wait until somebody reads; True if it has no stream, or one without a file."""
+    """Return False if a handler would wait for its file's reader; True if it has no stream, or one without a file."""
     with suppress(AttributeError, OSError, TypeError, ValueError):
         return _is_ready(handler.stream.fileno())
     return True
 
 
 def _is_ready(descriptor: int) -> bool:
-    """Return False if a write would wait until somebody reads."""
+    """Return False if a write would wait for a reader, as that to a full pipe does."""
     poll = real("select", "poll")()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(_MAX_WAIT_MS))

@@ -158,7 +158,7 @@ class Guard:
         self.failures: Counter[str] = Counter()
 
     def catching(self) -> Guard:
-        """Swallow an exception of the ``with`` block; log the first of each type."""
+        """Discard an exception of the ``with`` block; log the first of each type."""
         return self  # no new object: each snapshot has several such blocks
 
     def __enter__(self) -> None:

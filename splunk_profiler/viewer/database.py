@@ -83,7 +83,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def is_still(path: Path) -> bool:
-    """Return True for a store that nobody writes, where files cannot be made.
+    """Return True for a store that no process writes, in a directory where files cannot be made.
 
     Readers of one that is being written share memory in a file beside it; of a still one they need none, and do not
     see what is written later.

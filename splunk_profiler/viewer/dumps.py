@@ -14,7 +14,7 @@ from functools import lru_cache
 
 
 class DumpError(ValueError):
-    """The text is not a call stack of the specification."""
+    """Error for a text that is not a call stack of the specification."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The last answers about samples, which are given again while the samples are the same."""
+"""A cache of the last answers about samples, valid while the samples are the same."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Answer = TypeVar("_Answer")
 
 
 class LatestAnswers(Generic[_Question, _Answer]):
-    """The last answers about samples, as long as these are the same: a click asks again what others have asked."""
+    """A cache of the last answers, valid while the samples are the same: clicks repeat questions of other clicks."""
 
     def __init__(self, size: int) -> None:
         self._answers: deque[tuple[_Question, _Answer]] = deque(maxlen=size)
         self._about: list[Columns] = []
 
     def get(self, about: list[Columns], question: _Question, answer: Callable[[_Question], _Answer]) -> _Answer:
-        """Return what `answer` has returned or returns to a question about samples."""
+        """Return the cached answer about samples; else call `answer` and cache its result."""
         if len(about) != len(self._about) or not all(map(is_, about, self._about)):
             self._answers.clear()
             self._about = about

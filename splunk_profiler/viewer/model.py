@@ -23,7 +23,7 @@ _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def encodable(text: str) -> str:
-    """Return a text with U+FFFD for characters without an encoding, as a browser has it in an address."""
+    """Return a text that UTF-8 can encode, with U+FFFD for lone surrogates, as a browser has it in an address."""
     return text if text.isascii() else _LONE_SURROGATES.sub("\ufffd", text)
 
 
@@ -35,7 +35,7 @@ class Function(NamedTuple):
     kind: str
 
     def encodable(self) -> Function:
-        """Return this with names that have an encoding."""
+        """Return a copy whose names can be encoded as UTF-8."""
         return Function(encodable(self.name), encodable(self.file), self.kind)
 
 

@@ -24,7 +24,7 @@ _TIME_LIMIT_NS = 1 << 62  # in the year 2116: sums of two times are numbers of 6
 
 
 class SourceError(ProfilerError):
-    """A source of samples is missing, damaged or of another kind, or cannot be read or written."""
+    """Error for a source of samples that is missing, damaged or of another kind, or cannot be read or written."""
 
 
 def find_files(path: Path, suffixes: Sequence[str] = REQUEST_SUFFIXES) -> list[Path]:

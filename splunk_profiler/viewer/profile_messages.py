@@ -42,7 +42,7 @@ _FIELDS = fields_of(ProfileMessage.DESCRIPTOR)
 
 
 class ProfileError(ValueError):
-    """The body is not a profile with wall and CPU time."""
+    """Error for a body that is not a profile with wall and CPU time, or is too large."""
 
 
 @dataclass(frozen=True, slots=True)

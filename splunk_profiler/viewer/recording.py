@@ -90,7 +90,7 @@ class Recording:
         self._last_weights = LatestAnswers[tuple[Selection, int], Numbers](_KEPT_WEIGHTS)
 
     def sibling(self) -> Recording:
-        """Return a recording without samples that has the same tables: a place is of the same in both."""
+        """Return a recording without samples that has the same tables. Indexes are valid in both."""
         other = copy(self)
         other._begin_samples()
         return other

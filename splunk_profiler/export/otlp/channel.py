@@ -45,7 +45,7 @@ _GRPC_DESCRIPTORS = 8  # it needs 4 for its first channel
 
 
 class GrpcUnusableError(Exception):
-    """gRPC would abort the process; the message says why."""
+    """Error for a process that gRPC would abort; the message says why."""
 
 
 @cache
