@@ -133,7 +133,7 @@ class RawEvent:
     Attributes:
         time_ns: nanoseconds since the epoch.
         labels: further labels of the sample, perhaps many distinct ones, under reserved names.
-        live_id: number of what it has allocated, until an `EndedRecord` has that; else 0.
+        live_id: number of what it has allocated, until a `FreedBlocksRecord` has that; else 0.
     """
 
     time_ns: int

@@ -17,10 +17,10 @@ from splunk_profiler.raw import RawEvent, RawSnapshot, RawThread
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.records import (
     MAX_QUIET_DEADLINES,
-    EndedRecord,
     EndpointRecord,
     EndRecord,
     EventRecord,
+    FreedBlocksRecord,
     LostRecord,
     QuietRecord,
     ResourceRecord,
@@ -189,11 +189,11 @@ class StreamRecorder:
         for info in self._threads.take_renamed():
             self._write_thread(info)
 
-    def event(self, event: RawEvent | EndedRecord) -> None:
+    def event(self, event: RawEvent | FreedBlocksRecord) -> None:
         """Record an event, after the snapshots that were captured before it."""
         if self.is_paused:
             return
-        if isinstance(event, EndedRecord):
+        if isinstance(event, FreedBlocksRecord):
             self._writer.write(event)
             return
         self._instant_ns, thread = to_boottime_ns(event.time_ns), event.thread

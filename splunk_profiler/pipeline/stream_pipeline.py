@@ -19,9 +19,9 @@ from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, Ite
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import (
-    EndedRecord,
     EndpointRecord,
     EndRecord,
+    FreedBlocksRecord,
     QuietRecord,
     TraceEndRecord,
     TraceRecord,
@@ -164,7 +164,7 @@ class StreamPipeline:
             self._add_quiet(item)
         elif isinstance(item, CapturedEvent):
             self._add_event(item)
-        elif isinstance(item, EndedRecord):
+        elif isinstance(item, FreedBlocksRecord):
             self._live_heap.end(item.live_ids)
         elif isinstance(item, ProcessStarted):  # the ends of blocks and traces may have been lost before
             self._live_heap.clear()

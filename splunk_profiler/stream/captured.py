@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from splunk_profiler.model import Event, SpanRef, Stack, Thread
 from splunk_profiler.stream.records import (
-    EndedRecord,
     EndpointRecord,
     EndRecord,
+    FreedBlocksRecord,
     LostRecord,
     QuietRecord,
     TraceEndRecord,
@@ -122,7 +122,7 @@ Item = (
     | ResourceChanged
     | CapturedSnapshot
     | CapturedEvent
-    | EndedRecord
+    | FreedBlocksRecord
     | TraceRecord
     | TraceEndRecord
     | QuietRecord

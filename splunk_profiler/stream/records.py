@@ -153,7 +153,7 @@ class SnapshotRecord(NamedTuple):
 class EventRecord(NamedTuple):
     """An event, with its thread as it was then; `event_labels` is a JSON object.
 
-    `live_id` is the number of what it has allocated, until an `EndedRecord` has that; 0: its end is not recorded.
+    `live_id` is the number of what it has allocated, until a `FreedBlocksRecord` has that; 0: its end is not recorded.
     """
 
     time_ns: I64
@@ -169,7 +169,7 @@ class EventRecord(NamedTuple):
     event_labels: str
 
 
-class EndedRecord(NamedTuple):
+class FreedBlocksRecord(NamedTuple):
     """The end of blocks: the memory of these events is no longer in use."""
 
     live_ids: list[U64]
@@ -245,7 +245,7 @@ Record = (
     | TraceEndRecord
     | LostRecord
     | EndRecord
-    | EndedRecord
+    | FreedBlocksRecord
     | QuietRecord
 )
 TRIMMING = (SnapshotRecord, EventRecord, LostRecord)  # after these, older definitions are dropped

@@ -19,7 +19,7 @@ from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, EventKind
 from splunk_profiler.raw import RawEvent
-from splunk_profiler.stream.records import EndedRecord
+from splunk_profiler.stream.records import FreedBlocksRecord
 from splunk_profiler.system.guard import Guard
 
 
@@ -76,9 +76,9 @@ class EventSources:
             with guard.catching():
                 source.slow_down(ratio)
 
-    def drain(self) -> list[RawEvent | EndedRecord]:
+    def drain(self) -> list[RawEvent | FreedBlocksRecord]:
         """Return the events of all sources, oldest first of each."""
-        drained: list[RawEvent | EndedRecord] = []
+        drained: list[RawEvent | FreedBlocksRecord] = []
         for source, guard in self._sources:
             with guard.catching():
                 drained += source.drain()

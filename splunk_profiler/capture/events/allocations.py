@@ -13,7 +13,7 @@ from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent, RecordedEvent
-from splunk_profiler.stream.records import EndedRecord
+from splunk_profiler.stream.records import FreedBlocksRecord
 from splunk_profiler.system.guard import OnceLog
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AllocationEventSource(EventSource):
         """Sample less often by this ratio, of at least 1, than at the start."""
         self._ticker.set_sample_bytes(min(round(self._sample_bytes * ratio), _MAX_SAMPLE_BYTES))
 
-    def drain(self) -> Sequence[RawEvent | EndedRecord]:
+    def drain(self) -> Sequence[RawEvent | FreedBlocksRecord]:
         """Return the samples as events, then the blocks that have ended."""
         allocations, ended, are_hooks_refused = self._ticker.drain_allocations()
         counters = self._ticker.counters()
@@ -73,8 +73,8 @@ class AllocationEventSource(EventSource):
                 "memory in use is missing in the profiles: another library has removed the hooks of the allocators"
                 " for a while; start tracemalloc and the like after the profiler, or leave them on"
             )
-        events: list[RawEvent | EndedRecord] = [_make_event(each) for each in allocations]
-        return [*events, EndedRecord(ended)] if ended else events
+        events: list[RawEvent | FreedBlocksRecord] = [_make_event(each) for each in allocations]
+        return [*events, FreedBlocksRecord(ended)] if ended else events
 
 
 def make_allocation_source(config: Config, ticker: Any, _native: bool) -> AllocationEventSource | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from splunk_profiler.raw import RawEvent
-from splunk_profiler.stream.records import EndedRecord
+from splunk_profiler.stream.records import FreedBlocksRecord
 
 _COST_FACTOR = 200  # looking takes a 200th of a processor at most
 
@@ -25,7 +25,7 @@ class EventSource(Protocol):
         """Record less often by this ratio, of at least 1, than at the start; by default nothing changes."""
         return
 
-    def drain(self) -> Sequence[RawEvent | EndedRecord]:
+    def drain(self) -> Sequence[RawEvent | FreedBlocksRecord]:
         """Return the events since the last call, oldest first, at most some thousand."""
 
 

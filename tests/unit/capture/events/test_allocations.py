@@ -22,7 +22,7 @@ from splunk_profiler import _walker
 from splunk_profiler.capture.events.allocations import AllocationEventSource
 from splunk_profiler.model import Stack
 from splunk_profiler.raw import RawEvent
-from splunk_profiler.stream.records import EndedRecord
+from splunk_profiler.stream.records import FreedBlocksRecord
 from splunk_profiler.system.threads import active_threads
 
 MAX_KEPT, MAX_LIVE = 1024, 8192
@@ -300,7 +300,7 @@ def test_source_turns_samples_into_events_and_ends() -> None:
     assert len(source.drain()) < 100
     source.stop()
     assert all(isinstance(each, RawEvent) and each.event.kind.name == "allocation" for each in events)
-    assert isinstance(later[-1], EndedRecord)
+    assert isinstance(later[-1], FreedBlocksRecord)
     assert len(later[-1].live_ids) > 400
 
 
