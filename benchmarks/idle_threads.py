@@ -67,7 +67,7 @@ def worker(rounds: int) -> Iterator[Result]:
         ticker.capture()
         started = time.perf_counter_ns()
         for raw in ticker.drain(0):
-            recorder.snapshot(raw)
+            recorder.record_snapshot(raw)
         for captured in reader.feed(recorder.take()):
             assert isinstance(captured, CapturedSnapshot)
             for sample in builder.snapshot(captured).samples:

@@ -113,12 +113,12 @@ class StreamRecorder:
         self._is_complete_due = True
         self._endpoints = dict.fromkeys(self._endpoints, "")  # the names are recorded again, until the roots end
 
-    def start(self, settings: Mapping[str, object]) -> None:
+    def record_start(self, settings: Mapping[str, object]) -> None:
         """Record the process; first of all."""
         self._start = StartRecord(json_object(settings))
         self._writer.write(self._start)
 
-    def resource(self, attributes: Mapping[str, object], schema_url: str, *, is_final: bool) -> None:
+    def record_resource(self, attributes: Mapping[str, object], schema_url: str, *, is_final: bool) -> None:
         """Record the resource from now on; one that is not final has what the profiler adds to the service's."""
         record = ResourceRecord(is_final, json_object(attributes), schema_url)
         try:
@@ -132,29 +132,29 @@ class StreamRecorder:
             self._writer.write(record)
         self._resource = record
 
-    def end(self, timeout_s: float = 0) -> None:
+    def record_end(self, timeout_s: float = 0) -> None:
         """Record the end of sampling; the process waits so many seconds until everything is sent on."""
         timeout_ns = max(int(timeout_s * 1e9), 0)
         self._writer.write(EndRecord(time.time_ns(), boottime_ns(), time.process_time_ns(), timeout_ns))
 
-    def snapshot(self, raw: RawSnapshot) -> None:
+    def record_snapshot(self, raw: RawSnapshot) -> None:
         """Record a snapshot; after an error, it is lost and the next one has all threads."""
-        self._lose(raw.lost_count)
+        self._record_loss(raw.lost_count)
         if self.is_paused:
             self._snapshot_count += raw.quiet_count or 1
             return
         if raw.quiet_count:
-            self._quiet(raw)
+            self._record_quiet(raw)
             return
         try:
-            self._snapshot(raw)
+            self._write_snapshot(raw)
         except Exception:
-            self._lose(1)
+            self._record_loss(1)
             raise
 
-    def _quiet(self, raw: RawSnapshot) -> None:
+    def _record_quiet(self, raw: RawSnapshot) -> None:
         if self._is_complete_due or raw.lost_count:  # the snapshot that they repeat is not in the stream
-            self._lose(raw.quiet_count)
+            self._record_loss(raw.quiet_count)
             return
         left = raw.quiet_count
         while left:
@@ -165,13 +165,13 @@ class StreamRecorder:
             self._writer.write(QuietRecord(*times, count))
         self._snapshot_count += raw.quiet_count
 
-    def _lose(self, count: int) -> None:
+    def _record_loss(self, count: int) -> None:
         """Record that so many snapshots are lost; while paused, only count them."""
         self._snapshot_count += count
         if count and not self.is_paused:
             self._writer.write(LostRecord(count))
 
-    def _snapshot(self, raw: RawSnapshot) -> None:
+    def _write_snapshot(self, raw: RawSnapshot) -> None:
         is_complete, self._is_complete_due = self._writer.renew_numbers() or self._is_complete_due, True
         # In a complete one all is asked for anew: numbers may have begun anew.
         floors = _NOTHING_IS_VALID if is_complete else self._writer.floors
@@ -184,12 +184,12 @@ class StreamRecorder:
         self._snapshot_count += 1
         self._total_count += 1
 
-    def renamed_threads(self) -> None:
+    def record_renamed_threads(self) -> None:
         """Record the names of threads that have changed since they were captured."""
         for info in self._threads.take_renamed():
             self._write_thread(info)
 
-    def event(self, event: RawEvent | FreedBlocksRecord) -> None:
+    def record_event(self, event: RawEvent | FreedBlocksRecord) -> None:
         """Record an event, after the snapshots that were captured before it."""
         if self.is_paused:
             return
@@ -213,7 +213,7 @@ class StreamRecorder:
             )
         )
 
-    def endpoints(self) -> None:
+    def record_endpoints(self) -> None:
         """Record the names of local roots that have changed since samples were taken in them."""
         for root, known in list(self._endpoints.items()):
             name, is_final = self._contexts.endpoint_of(root)
@@ -223,12 +223,12 @@ class StreamRecorder:
             if is_final:
                 del self._endpoints[root]
 
-    def trace_selected(self, trace_id: int, time_ns: int, ident: int, cpu_ns: int) -> None:
+    def record_trace_selected(self, trace_id: int, time_ns: int, ident: int, cpu_ns: int) -> None:
         """Record that a trace is selected from a time of day on, on a thread that had used this CPU time."""
         record = self._traces[trace_id] = TraceRecord(trace_id, time_ns, ident, cpu_ns)
         self._writer.write(record)
 
-    def trace_ended(self, trace_id: int, time_ns: int) -> None:
+    def record_trace_ended(self, trace_id: int, time_ns: int) -> None:
         """Record that a selected trace has ended."""
         self._traces.pop(trace_id, None)
         self._writer.write(TraceEndRecord(trace_id, time_ns))

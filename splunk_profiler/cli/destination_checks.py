@@ -237,7 +237,7 @@ def _sample(raw: Any, period_ns: int, *, is_native: bool) -> Any:
     from splunk_profiler.stream.reader import StreamReader  # noqa: PLC0415
 
     recorder = StreamRecorder(ContextReader(spans.span_ref), is_native=is_native, reads_nice=True)
-    recorder.snapshot(raw)
+    recorder.record_snapshot(raw)
     captured: Any
     (captured,) = StreamReader().feed(recorder.take())
     return SnapshotBuilder(period_ns, skips_idle=False, include_internal=True).snapshot(captured)

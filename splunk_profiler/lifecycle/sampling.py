@@ -267,7 +267,7 @@ class Sampling:
 
     def _handle(self, raw: RawSnapshot) -> None:
         self._record_traces()
-        self._recorder.snapshot(raw)
+        self._recorder.record_snapshot(raw)
         self._is_audit_due = self._is_audit_due or not raw.is_focused
 
     def _send(self) -> None:
@@ -277,7 +277,7 @@ class Sampling:
         self._send_taken()
 
     def _send_end(self, deadline_s: float) -> bool:
-        self._recorder.end(deadline_s - time.monotonic())
+        self._recorder.record_end(deadline_s - time.monotonic())
         return self._send_taken(is_ending=True)
 
     def _send_taken(self, *, is_ending: bool = False) -> bool:
@@ -314,17 +314,17 @@ class Sampling:
         self._recorder.restart()
 
     def _start_stream(self) -> None:
-        self._recorder.start(self.output.settings(self._resolved))
+        self._recorder.record_start(self.output.settings(self._resolved))
 
     def _record_auxiliary(self) -> None:
         if self._is_audit_due and time.monotonic() >= self._next_audit_s:
             self._is_audit_due, self._next_audit_s = False, time.monotonic() + _AUDIT_S
             self._publishing.audit()
-        self._recorder.renamed_threads()
+        self._recorder.record_renamed_threads()
         for event in self._events.drain():
             with self._event_guard.catching():
-                self._recorder.event(event)
-        self._recorder.endpoints()
+                self._recorder.record_event(event)
+        self._recorder.record_endpoints()
         self._attach_to_provider()
         if self._trace_selector is not None:
             self._trace_selector.expire_entries()
@@ -338,21 +338,21 @@ class Sampling:
         if resource is None:
             if self._resource is None:
                 self._resource = {**self._resolved.resource_attributes, **self.resource_tagger.record_attributes()}
-                self._recorder.resource(self._resource, "", is_final=False)
+                self._recorder.record_resource(self._resource, "", is_final=False)
             return
         if not self._is_ended and not self.resource_tagger.is_settled(provider):
             return
         resource = self._publishing.enrich_resource(self.resource_tagger.resource(resource))
         if resource is not self._resource:
             self._resource = resource
-            self._recorder.resource(resource.attributes, resource.schema_url, is_final=True)
+            self._recorder.record_resource(resource.attributes, resource.schema_url, is_final=True)
 
     def _record_traces(self) -> None:
         for trace_id, time_ns, entry in () if self._trace_selector is None else self._trace_selector.take_changes():
             if entry is None:
-                self._recorder.trace_ended(trace_id, time_ns)
+                self._recorder.record_trace_ended(trace_id, time_ns)
             else:
-                self._recorder.trace_selected(trace_id, time_ns, entry.ident, entry.cpu_ns)
+                self._recorder.record_trace_selected(trace_id, time_ns, entry.ident, entry.cpu_ns)
 
     def _attach_to_provider(self) -> None:
         """Follow the spans of the application's provider, which may be new."""

@@ -81,8 +81,8 @@ class _Run:
         self._ticker = make_ticker(choice, _CONTEXT, self._spans.get, 20, labels_var=_LABELS, trace_filter=traces)
         contexts = ContextReader(lambda context: context, lambda labels: labels, lambda _root: ("GET /cart", False))
         self.recorder = StreamRecorder(contexts, is_native=choice.name == "native")
-        self.recorder.start(settings)
-        self.recorder.resource({"service.name": "shop"}, "", is_final=True)
+        self.recorder.record_start(settings)
+        self.recorder.record_resource({"service.name": "shop"}, "", is_final=True)
         self.pieces: list[bytes] = []
         self.count = 0
 
@@ -94,9 +94,9 @@ class _Run:
 
     def take(self, rounds: int = _ROUNDS) -> None:
         for _ in range(rounds):
-            self.recorder.renamed_threads()
-            self.recorder.snapshot(self.raw())
-            self.recorder.endpoints()
+            self.recorder.record_renamed_threads()
+            self.recorder.record_snapshot(self.raw())
+            self.recorder.record_endpoints()
             self.pieces.append(self.recorder.take())
             self.count += 1
 
@@ -107,11 +107,11 @@ class _Run:
         raw = self.raw(is_focused=True)
         (thread,) = raw.threads
         self._traces.clear()
-        self.recorder.trace_selected(SPAN.trace_id, raw.time_ns - 5_000_000, thread.ident, 0)
-        self.recorder.snapshot(raw)
+        self.recorder.record_trace_selected(SPAN.trace_id, raw.time_ns - 5_000_000, thread.ident, 0)
+        self.recorder.record_snapshot(raw)
         event: Any = Event(GC_KIND, (("gc.generation", 2),), 3, 4_000_000)
-        self.recorder.event(RawEvent(raw.time_ns, thread, event))
-        self.recorder.trace_ended(SPAN.trace_id, raw.time_ns)
+        self.recorder.record_event(RawEvent(raw.time_ns, thread, event))
+        self.recorder.record_trace_ended(SPAN.trace_id, raw.time_ns)
 
 
 def record_run(settings: dict[str, Any] | None = None) -> Recorded:
@@ -126,6 +126,6 @@ def record_run(settings: dict[str, Any] | None = None) -> Recorded:
             ends.name = "renamed"
             run.take(1)
         run.take()
-    run.recorder.end()
+    run.recorder.record_end()
     run.pieces.append(run.recorder.take())
     return Recorded(tuple(run.pieces), run.count)

@@ -34,8 +34,8 @@ class StreamedBuilder:
 
     def captured(self, raw: RawSnapshot) -> CapturedSnapshot:
         """Return a snapshot as it comes out of the stream."""
-        self.recorder.renamed_threads()
-        self.recorder.snapshot(raw)
+        self.recorder.record_renamed_threads()
+        self.recorder.record_snapshot(raw)
         (captured,) = (item for item in self.reader.feed(self.recorder.take()) if isinstance(item, CapturedSnapshot))
         return captured
 
@@ -45,7 +45,7 @@ class StreamedBuilder:
 
     def quiet(self, raw: RawSnapshot) -> Iterator[Snapshot]:
         """Return what stands for quiet deadlines."""
-        self.recorder.snapshot(raw)
+        self.recorder.record_snapshot(raw)
         (deadlines,) = self.reader.feed(self.recorder.take())
         assert isinstance(deadlines, QuietRecord)
         return self.builder.quiet(deadlines)
@@ -61,13 +61,13 @@ class StreamedBuilder:
     def event_samples(self, events: Sequence[RawEvent]) -> list[Sample]:
         """Return the samples of events."""
         for event in events:
-            self.recorder.event(event)
+            self.recorder.record_event(event)
         found = list(self.reader.feed(self.recorder.take()))
         return [self.builder.event_sample(event) for event in found if isinstance(event, CapturedEvent)]
 
     def unattributed(self) -> tuple[UnattributedTime, ...]:
         """Return the time since the last snapshot."""
-        self.recorder.end()
+        self.recorder.record_end()
         (end,) = self.reader.feed(self.recorder.take())
         assert isinstance(end, EndRecord)
         return self.builder.unattributed(end)

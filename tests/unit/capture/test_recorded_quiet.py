@@ -24,13 +24,13 @@ def read(recorder: StreamRecorder) -> list[Item]:
 def recorded() -> StreamRecorder:
     """Return a recorder whose stream has one snapshot."""
     recorder = StreamRecorder(ContextReader(lambda _: None), is_native=False)
-    recorder.snapshot(SNAPSHOT)
+    recorder.record_snapshot(SNAPSHOT)
     return recorder
 
 
 def test_quiet_deadlines_count_like_the_snapshots_that_they_stand_for() -> None:
     recorder = recorded()
-    recorder.snapshot(quiet(3))
+    recorder.record_snapshot(quiet(3))
     assert read(recorder)[-1] == QuietRecord(5, 6, 10, 7, 3)
     recorder.restart()
     assert read(recorder) == [LostRecord(4)]
@@ -38,7 +38,7 @@ def test_quiet_deadlines_count_like_the_snapshots_that_they_stand_for() -> None:
 
 def test_more_quiet_deadlines_than_a_record_takes_are_in_several() -> None:
     recorder = recorded()
-    recorder.snapshot(quiet(MAX_QUIET_DEADLINES + 3)._replace(time_ns=2_000_000, instant_ns=1_000_000))
+    recorder.record_snapshot(quiet(MAX_QUIET_DEADLINES + 3)._replace(time_ns=2_000_000, instant_ns=1_000_000))
     assert read(recorder)[-2:] == [
         QuietRecord(2_000_000 - 30, 1_000_000 - 30, 10, 7, MAX_QUIET_DEADLINES),
         QuietRecord(2_000_000, 1_000_000, 10, 7, 3),
@@ -49,14 +49,14 @@ def test_more_quiet_deadlines_than_a_record_takes_are_in_several() -> None:
 
 def test_quiet_deadlines_are_lost_with_the_snapshot_that_they_repeat() -> None:
     recorder = recorded()
-    recorder.snapshot(quiet(3)._replace(lost_count=2))
+    recorder.record_snapshot(quiet(3)._replace(lost_count=2))
     assert read(recorder)[-2:] == [LostRecord(2), LostRecord(3)]
     recorder.restart()
     assert read(recorder) == [LostRecord(1 + 2 + 3)]
-    recorder.snapshot(quiet(7))
+    recorder.record_snapshot(quiet(7))
     assert read(recorder) == [LostRecord(7)]
     recorder.restart(is_paused=True)
     assert read(recorder) == [LostRecord(7)]
-    recorder.snapshot(quiet(2))
+    recorder.record_snapshot(quiet(2))
     recorder.restart()
     assert read(recorder) == [LostRecord(9)]

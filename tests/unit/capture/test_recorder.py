@@ -41,20 +41,20 @@ class Bench:
         contexts = contexts or ContextReader(lambda context: context)
         self.recorder = StreamRecorder(contexts, is_native=False, reads_nice=reads_nice)
         self.reader = StreamReader()
-        self.recorder.start({})
+        self.recorder.record_start({})
         assert [type(item) for item in self.read()] == [ProcessStarted]
 
     def read(self) -> list[Any]:
         return [*self.reader.feed(self.recorder.take())]
 
     def see(self, *threads: RawThread, is_focused: bool = False) -> CapturedSnapshot:
-        self.recorder.snapshot(snapshot(*threads, is_focused=is_focused))
-        self.recorder.renamed_threads()
+        self.recorder.record_snapshot(snapshot(*threads, is_focused=is_focused))
+        self.recorder.record_renamed_threads()
         (found,) = (item for item in self.read() if isinstance(item, CapturedSnapshot))
         return found
 
     def hear(self, raw_thread: RawThread) -> CapturedEvent:
-        self.recorder.event(RawEvent(time.time_ns(), raw_thread, GC))
+        self.recorder.record_event(RawEvent(time.time_ns(), raw_thread, GC))
         (found,) = self.read()
         assert isinstance(found, CapturedEvent)
         return found
@@ -82,7 +82,7 @@ def test_first_snapshot_is_complete_and_later_ones_have_the_changes(bench: Bench
 
 def test_resource_with_a_huge_value_is_recorded_with_the_beginning_of_it(bench: Bench) -> None:
     attributes = {"process.command_line": "x" * (5 << 20), "process.pid": 7, "service.name": "shop"}
-    bench.recorder.resource(attributes, "", is_final=True)
+    bench.recorder.record_resource(attributes, "", is_final=True)
     assert bench.read() == [ResourceChanged(True, {**attributes, "process.command_line": "x" * 4095 + "…"}, "")]
     bench.recorder.restart()
     assert any(isinstance(item, ResourceChanged) for item in bench.read())
@@ -110,7 +110,7 @@ def test_error_in_a_snapshot_makes_the_next_one_complete(bench: Bench) -> None:
         bench.see(idle, worker)
     for _ in range(2):
         with pytest.raises(AttributeError, match="frames"):
-            bench.recorder.snapshot(snapshot(idle, worker, thread(3, stack=None)))
+            bench.recorder.record_snapshot(snapshot(idle, worker, thread(3, stack=None)))
     assert bench.read() == [LostRecord(1)] * 2
     found = bench.see(idle, worker, thread(4))
     assert (found.is_complete, numbers(found)[:2]) == (True, [1, 2])
@@ -125,7 +125,7 @@ def test_error_in_a_focused_snapshot_leaves_the_others_as_they_are(bench: Bench)
     for _ in range(3):
         bench.see(thread(1))
     with pytest.raises(AttributeError, match="frames"):
-        bench.recorder.snapshot(snapshot(thread(1, stack=None), is_focused=True))
+        bench.recorder.record_snapshot(snapshot(thread(1, stack=None), is_focused=True))
     found = bench.see(thread(1))
     assert numbers(found) == ([1] if found.is_complete else [])
 
@@ -161,7 +161,7 @@ def test_thread_with_a_name_without_end_has_the_beginning_of_it(bench: Bench) ->
 def test_number_that_no_field_can_hold_costs_one_snapshot(bench: Bench) -> None:
     bench.see(thread(1))
     with pytest.raises(ValueError, match="SnapshotRecord"):
-        bench.recorder.snapshot(snapshot(thread(1, cpu_ns=2**64)))
+        bench.recorder.record_snapshot(snapshot(thread(1, cpu_ns=2**64)))
     bench.read()
     assert bench.see(thread(1)).is_complete
 
@@ -232,13 +232,13 @@ def restarted(bench: Bench) -> list[Any]:
 
 
 def test_new_beginning_says_what_is_lost_and_all_that_lasts(bench: Bench) -> None:
-    bench.recorder.resource({"service.name": "shop"}, "", is_final=True)
-    bench.recorder.trace_selected(1, 2, 3, 4)
-    bench.recorder.trace_selected(5, 6, 7, 8)
-    bench.recorder.trace_ended(5, 9)
+    bench.recorder.record_resource({"service.name": "shop"}, "", is_final=True)
+    bench.recorder.record_trace_selected(1, 2, 3, 4)
+    bench.recorder.record_trace_selected(5, 6, 7, 8)
+    bench.recorder.record_trace_ended(5, 9)
     for _ in range(3):
         bench.see(thread(1), thread(2))
-    bench.recorder.snapshot(snapshot(thread(1)))
+    bench.recorder.record_snapshot(snapshot(thread(1)))
     found = restarted(bench)
     assert [type(item) for item in found] == [ProcessStarted, ResourceChanged, TraceRecord, LostRecord]
     assert found[2].trace_id == 1
@@ -249,11 +249,11 @@ def test_new_beginning_says_what_is_lost_and_all_that_lasts(bench: Bench) -> Non
 
 
 def test_snapshots_that_the_ring_lost_are_said_before_the_next_one(bench: Bench) -> None:
-    bench.recorder.snapshot(snapshot(thread(1))._replace(lost_count=5))
+    bench.recorder.record_snapshot(snapshot(thread(1))._replace(lost_count=5))
     lost, *_, seen = bench.read()
     assert (lost, type(seen)) == (LostRecord(5), CapturedSnapshot)
     bench.recorder.restart(is_paused=True)
-    bench.recorder.snapshot(snapshot(thread(1))._replace(lost_count=2))
+    bench.recorder.record_snapshot(snapshot(thread(1))._replace(lost_count=2))
     assert [item for item in bench.read() if isinstance(item, LostRecord)] == [LostRecord(6)]
     bench.recorder.restart()
     assert LostRecord(6 + 2 + 1) in bench.read()
@@ -262,10 +262,10 @@ def test_snapshots_that_the_ring_lost_are_said_before_the_next_one(bench: Bench)
 def test_new_beginning_that_is_lost_too_is_counted_with_the_next(bench: Bench) -> None:
     bench.see(thread(1))
     for _ in range(2):
-        bench.recorder.snapshot(snapshot(thread(1)))
+        bench.recorder.record_snapshot(snapshot(thread(1)))
         bench.recorder.take()
         bench.recorder.restart()
-    bench.recorder.snapshot(snapshot(thread(1)))
+    bench.recorder.record_snapshot(snapshot(thread(1)))
     assert [item.snapshots for item in restarted(bench) if isinstance(item, LostRecord)] == [3]
     assert [item.snapshots for item in restarted(bench) if isinstance(item, LostRecord)] == []
 
@@ -301,7 +301,7 @@ def test_endpoint_is_told_when_it_changes_until_it_is_final() -> None:
     bench.see(thread(1, context=SPAN))
 
     def told() -> list[Any]:
-        bench.recorder.endpoints()
+        bench.recorder.record_endpoints()
         return bench.read()
 
     assert told() == []
@@ -326,7 +326,7 @@ def test_endpoints_that_are_asked_for_are_bounded() -> None:
     for first in range(1, 10_001, 100):
         contexts = [SPAN._replace(local_root_id=root, endpoint="") for root in range(first, first + 100)]
         bench.see(*(thread(key, context=context, state=2) for key, context in enumerate(contexts, 1)))
-    bench.recorder.endpoints()
+    bench.recorder.record_endpoints()
     assert asked == [*range(10_001 - 4096, 10_001)]
 
 
@@ -335,10 +335,10 @@ def test_endpoint_of_an_idle_thread_is_told_after_a_new_beginning() -> None:
     bench = Bench(contexts)
     bench.see(thread(1, context=SPAN))
     names[3] = ("GET /cart", False)
-    bench.recorder.endpoints()
+    bench.recorder.record_endpoints()
     restarted(bench)
     bench.see(thread(1, context=SPAN))
-    bench.recorder.endpoints()
+    bench.recorder.record_endpoints()
     assert bench.read() == [EndpointRecord(3, "GET /cart")]
 
 
@@ -360,7 +360,7 @@ def test_instants_never_lie_in_the_future() -> None:
 
 def test_end_has_the_cpu_time_of_the_process(bench: Bench) -> None:
     before_ns = time.process_time_ns()
-    bench.recorder.end()
+    bench.recorder.record_end()
     (end,) = bench.read()
     assert isinstance(end, EndRecord)
     assert before_ns <= end.process_cpu_ns <= time.process_time_ns()
@@ -371,7 +371,7 @@ def test_names_and_stacks_of_many_threads_are_written_once(bench: Bench) -> None
     sizes = []
 
     for _ in range(4):
-        bench.recorder.snapshot(snapshot(*threads))
+        bench.recorder.record_snapshot(snapshot(*threads))
         sizes.append(len(bench.recorder.take()))
     assert sizes[0] > 2 * sizes[1] > 100 * sizes[2] == 100 * sizes[3]
 

@@ -98,17 +98,17 @@ def test_nothing_is_exported_before_the_host_has_named_its_service(name: str, mo
     monkeypatch.setattr(session, "DeferredSink", make_sink)
     monkeypatch.setenv("OTEL_SERVICE_NAME", name)
     recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
-    recorder.start(to_values(from_env()))
+    recorder.record_start(to_values(from_env()))
     fed = StreamSession(1, SessionAccounting(lambda: None))
     fed.feed(recorder.take())
     assert not is_known[0]()
-    recorder.resource({"runtime-id": "7"}, "", is_final=False)
+    recorder.record_resource({"runtime-id": "7"}, "", is_final=False)
     fed.feed(recorder.take())
     assert is_known[0]() == (name != "")
-    recorder.resource({"service.name": "shop"}, "", is_final=True)
+    recorder.record_resource({"service.name": "shop"}, "", is_final=True)
     fed.feed(recorder.take())
     assert is_known[0]()
-    recorder.end()
+    recorder.record_end()
     fed.feed(recorder.take())
     while not fed.is_done:
         pass
@@ -172,17 +172,19 @@ def test_stream_that_begins_anew_begins_the_heap_anew(monkeypatch: pytest.Monkey
     config = Config(enabled=True, data_format="pprof-gzip-base64", memory_enabled=True)
     ticker = make_ticker(choose_walker(), None, lambda _: None, 20)
     recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
-    recorder.start(to_values(from_env()._replace(config=config)))
+    recorder.record_start(to_values(from_env()._replace(config=config)))
     for live_id in (1, 2):
         ticker.capture()
         (raw,) = ticker.drain(0)
-        recorder.snapshot(raw)
-        recorder.event(RawEvent(raw.time_ns, raw.threads[0], Event(ALLOCATION_KIND, (), 1, 100), live_id=live_id))
+        recorder.record_snapshot(raw)
+        recorder.record_event(
+            RawEvent(raw.time_ns, raw.threads[0], Event(ALLOCATION_KIND, (), 1, 100), live_id=live_id)
+        )
         if live_id == 1:
             fed = StreamSession(1, SessionAccounting(lambda: None))
             fed.feed(recorder.take())
             recorder.restart()
-    recorder.end()
+    recorder.record_end()
     fed.feed(recorder.take())
     while not fed.is_done:
         pass

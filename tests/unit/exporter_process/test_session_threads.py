@@ -22,7 +22,7 @@ from splunk_profiler.exporter_process import session
 
 session.DeferredSink = lambda _open_sink, is_known: DeferredSink(scripted_sink.ScriptedSink, is_known)
 recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
-recorder.start(to_values(from_env()))
+recorder.record_start(to_values(from_env()))
 accounting = session.SessionAccounting(lambda: None)
 fed = session.StreamSession(1, accounting)
 

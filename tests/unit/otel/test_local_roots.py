@@ -199,10 +199,10 @@ def test_root_that_was_active_at_a_new_beginning_is_not_kept(spans: Spans) -> No
     root = spans.start("GET")
     ended = weakref.ref(root)
     thread = RawThread(1, 2, 3, Stack((), truncated=False), trace.set_span_in_context(root), None, 0)
-    recorder.event(RawEvent(0, thread, Event(GC_KIND, (), 1, 1)))
+    recorder.record_event(RawEvent(0, thread, Event(GC_KIND, (), 1, 1)))
     recorder.restart()
     root.end()
-    recorder.endpoints()
+    recorder.record_endpoints()
     del root, thread
     assert ended() is None
 

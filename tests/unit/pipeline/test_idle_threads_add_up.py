@@ -226,7 +226,7 @@ def test_snapshot_after_a_failed_one_samples_all_threads_with_its_time() -> None
         observer.see({1: Doing(), 2: Doing()}, sets_baseline=number == 0)
     raw = RawSnapshot(0, 0, (1,), PERIOD_NS, False, 0)  # type: ignore[arg-type]  # no thread at all
     with pytest.raises(AttributeError):
-        observer.capture.recorder.snapshot(raw)
+        observer.capture.recorder.record_snapshot(raw)
     for _ in range(3):
         observer.see({2: Doing(stack=1)})
     walls_ns: dict[str, int] = {}

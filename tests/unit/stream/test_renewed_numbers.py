@@ -40,7 +40,7 @@ class _Stream:
         self._ticker = make_ticker(choice, _CONTEXT, lambda _: None, 200, labels_var=_LABELS)
         contexts = ContextReader(lambda context: context, lambda labels: labels)
         self._recorder = StreamRecorder(contexts, is_native=choice.name == "native")
-        self._recorder.start({})
+        self._recorder.record_start({})
         self._decoder, self._reader = RecordDecoder(), StreamReader()
         self._states: dict[int, ThreadState] = {}
         self.starts = 0
@@ -50,7 +50,7 @@ class _Stream:
         """Capture and read all threads, which must be read as they were captured."""
         self._ticker.capture()
         (raw,) = self._ticker.drain(0)
-        self._recorder.snapshot(raw)
+        self._recorder.record_snapshot(raw)
         data = self._recorder.take()
         for record in self._decoder.feed(data):
             self.numbers.get(type(record), set()).add(getattr(record, "id", 0))
