@@ -167,7 +167,7 @@ def _find_threads(pid: int) -> list[str]:
 def _exporter_finding(exporter_pid: int | None, maps: str, *, needs_grpc: bool) -> Finding:
     if exporter_pid is not None:
         return good("exporter", f"process {exporter_pid} makes records and sends them")
-    fact, reason = "no exporter process is connected to it", _why_threads_export(maps)
+    fact, reason = "no exporter process is connected to it", _thread_export_reason(maps)
     has_grpc = "/cygrpc" in maps
     if needs_grpc and not has_grpc:
         return warning("exporter", f"{fact}, and no gRPC is in it: it has not sent anything yet")
@@ -177,7 +177,7 @@ def _exporter_finding(exporter_pid: int | None, maps: str, *, needs_grpc: bool) 
     return note("exporter", f"{fact}: threads of its own make records, or it has not sent anything yet")
 
 
-def _why_threads_export(maps: str) -> str:
+def _thread_export_reason(maps: str) -> str:
     """Return the reason that the process itself has noted; empty if it has not."""
     noted = re.search(rf"/memfd:{re.escape(THREADS_NOTE)}(.*?)( \(deleted\))?$", maps, re.MULTILINE)
     if noted:

@@ -17,7 +17,7 @@ from splunk_profiler.cli.profiles import (
     EventTotals,
     FunctionTimes,
     HoldPlace,
-    LoopBlocker,
+    LoopBlockPlace,
     Profiles,
     TaskPlace,
     TimeTotals,
@@ -30,7 +30,7 @@ from splunk_profiler.viewer.profile_messages import APPLICATION, NOT_SAMPLED, OU
 _TITLES = {"cpu": "CPU time", "wall": "wall time (waiting included)"}
 _TRAILING_ENDPOINTS = (UNNAMED, OUTSIDE, NOT_SAMPLED)
 _MAX_EXCEPTIONS = 20  # types and places shown
-_Place = TypeVar("_Place", HoldPlace, LoopBlocker, TaskPlace)
+_Place = TypeVar("_Place", HoldPlace, LoopBlockPlace, TaskPlace)
 _MIN_SHARE = 0.005  # of an endpoint's time, for a function to be shown
 
 

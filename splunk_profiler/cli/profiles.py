@@ -93,7 +93,7 @@ class WaitPlace(NamedTuple):
     caller: str
 
 
-class LoopBlocker(NamedTuple):
+class LoopBlockPlace(NamedTuple):
     """The application's function nearest to the leaf, with endpoint and the task's name, as far as known."""
 
     function: str
@@ -165,7 +165,7 @@ class Profiles:
     periods_ms: Counter[int] = field(default_factory=Counter)
     endpoints: dict[str, EndpointTimes] = field(default_factory=dict)
     gil_waits: GilWaits = field(default_factory=GilWaits)
-    loop_blocks: dict[LoopBlocker, EventTotals] = field(default_factory=dict)
+    loop_blocks: dict[LoopBlockPlace, EventTotals] = field(default_factory=dict)
     task_waits: dict[TaskPlace, EventTotals] = field(default_factory=dict)
     exceptions: Counter[tuple[str, Place]] = field(default_factory=Counter)
     waits: Counter[WaitPlace] = field(default_factory=Counter)
@@ -219,7 +219,7 @@ class Profiles:
         self.lock_holds.setdefault(place, EventTotals()).add(aggregate.lock_waiters, aggregate.lock_delay)
 
     def _add_loop_blocks(self, aggregate: Aggregate, endpoint: str) -> None:
-        blocker = LoopBlocker(aggregate.nearest.function, endpoint, aggregate.labels.get("task.name", ""))
+        blocker = LoopBlockPlace(aggregate.nearest.function, endpoint, aggregate.labels.get("task.name", ""))
         self.loop_blocks.setdefault(blocker, EventTotals()).add(aggregate.loop_blocks, aggregate.loop_blocked)
 
 

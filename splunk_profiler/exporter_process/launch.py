@@ -110,7 +110,7 @@ def find_interpreter() -> Interpreter:
     if getattr(sys, "frozen", False):
         raise LaunchError("the application is frozen: its program runs no other code")
     for origin, path in _candidates():
-        reason = _why_unusable(path)
+        reason = _unusable_reason(path)
         if not reason:
             return Interpreter(path, origin, tuple(rejected))
         rejected.append(f"{origin} {path!r} {reason}")
@@ -134,7 +134,7 @@ def _version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
 
 
-def _why_unusable(path: str) -> str:
+def _unusable_reason(path: str) -> str:
     """Return why `path` is not surely this Python; empty if it is. Nothing is run to find out: a fork could hurt."""
     if not Path(path).is_absolute():
         return "is not an absolute path"

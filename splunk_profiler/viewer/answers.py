@@ -34,7 +34,7 @@ _PLACES = {"parent", "function", "line"}  # columns of frames that are not weigh
 _KINDS = {"application": 1, "library": 2, "standard-library": 3}
 
 
-class _Before(NamedTuple):
+class _BaselineWeights(NamedTuple):
     """The weights of a baseline, and the factor by which they are to be scaled."""
 
     weights: Numbers
@@ -292,7 +292,7 @@ class Answers:
         """Return the weights of the stacks of a selection."""
         return self._live.recording_of(selection).weights(selection)
 
-    def _compared(self, selection: Selection, baseline: Baseline | None) -> tuple[Numbers, _Before | None]:
+    def _compared(self, selection: Selection, baseline: Baseline | None) -> tuple[Numbers, _BaselineWeights | None]:
         """Return the weights of the stacks of a selection, and of its baseline."""
         if baseline is None:
             return self._weights(selection), None
@@ -310,7 +310,7 @@ class Answers:
             scale = requests / requests_before
         else:
             raise ValueError(f"there is no comparison by {baseline.by}: it is time, share or requests")
-        return weights, _Before(before, scale)
+        return weights, _BaselineWeights(before, scale)
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
@@ -336,7 +336,7 @@ def _values(recording: Recording) -> list[str]:
 
 
 def _flame(
-    recording: Recording, weights: Numbers, inverted: bool, before: _Before | None, function: int | None
+    recording: Recording, weights: Numbers, inverted: bool, before: _BaselineWeights | None, function: int | None
 ) -> dict[str, Any]:
     tree = call_tree(
         recording.stacks,

@@ -35,7 +35,7 @@ from splunk_profiler.viewer.otlp_files import (
     parse_int,
 )
 from splunk_profiler.viewer.profile_messages import PROFILE_FORMAT, decode_body
-from splunk_profiler.viewer.records import RecordReader, Text, text_weights
+from splunk_profiler.viewer.records import RecordReader, TextSample, text_weights
 
 _MAX_PROFILES = 2000
 _MAX_PROFILE_NS = MINUTE_NS  # so long before the spans in it a profile may begin
@@ -51,7 +51,7 @@ class _Texts(Found):
 
     def add_to(self, reader: RecordReader) -> bool:
         has_all_ids = True
-        texts: dict[Any, Text] = {}
+        texts: dict[Any, TextSample] = {}
         for hash_, body in self.bodies.items():
             with suppress(ValueError):
                 texts[hash_] = reader.read_text(body)

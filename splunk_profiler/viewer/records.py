@@ -98,7 +98,7 @@ class Stack(NamedTuple):
     code: str
 
 
-class Text(NamedTuple):
+class TextSample(NamedTuple):
     """A sample as text: its stack, and the name and the state of its thread."""
 
     stack: Stack
@@ -228,7 +228,7 @@ class RecordReader:
                     raise ValueError("values are negative, as those of a difference of two, or too large")
         return found
 
-    def read_text(self, body: str) -> Text:
+    def read_text(self, body: str) -> TextSample:
         """Return what the text of a sample says; `add_stack` takes it.
 
         Raises:
@@ -236,7 +236,7 @@ class RecordReader:
         """
         dump = parse(body)
         state = "running" if dump.running else "waiting"
-        return Text(self._stack_of(body.partition("\n")[2], dump), dump.thread_name, state)
+        return TextSample(self._stack_of(body.partition("\n")[2], dump), dump.thread_name, state)
 
     def add_stack(
         self,

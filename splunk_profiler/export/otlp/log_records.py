@@ -77,19 +77,19 @@ def record_attributes(data_format: str, own: Mapping[str, Any]) -> bytes:
     return bytes(LogRecord(attributes=attributes({**common, **own})).SerializeToString())
 
 
-def encode_record(time_ns: int, body: tuple[bytes, ...], rest: bytes) -> tuple[bytes, ...]:
-    """Encode a record, in parts of a request, with a text in UTF-8 as its body; `rest` has its other fields."""
-    before, after = _encode_sizes(sum(map(len, body)), len(rest))
+def encode_record(time_ns: int, body: tuple[bytes, ...], other_fields: bytes) -> tuple[bytes, ...]:
+    """Encode a record, in parts of a request, with a text in UTF-8 as its body; `other_fields` has its other fields."""
+    before, after = _encode_sizes(sum(map(len, body)), len(other_fields))
     time = _TIME.pack(_TIME_TAG, max(time_ns, 0))  # an unset clock may be before 1970
-    return (before + time + after, *body, rest)
+    return (before + time + after, *body, other_fields)
 
 
 @lru_cache(maxsize=4096)
-def _encode_sizes(text_bytes: int, rest_bytes: int) -> tuple[bytes, bytes]:
+def _encode_sizes(text_bytes: int, other_bytes: int) -> tuple[bytes, bytes]:
     """Encode what stands before and after the time in the head of a record."""
     text = _STRING_VALUE + varint(text_bytes)
     value = _BODY + varint(len(text) + text_bytes) + text
-    return _RECORD + varint(_TIME.size + len(value) + text_bytes + rest_bytes), value
+    return _RECORD + varint(_TIME.size + len(value) + text_bytes + other_bytes), value
 
 
 def encode_end(observed_ns: int) -> bytes:

@@ -57,6 +57,6 @@ class ProfileEncoder:
         for profile in profiles:
             for part in pprof.parts(profile, pause=yield_gil, origin_of=origin_of):
                 count = LogRecord(attributes=attributes({"profiling.data.total.frame.count": part.frame_count}))
-                rest = self._attributes[profile.source, profile.data_type] + count.SerializeToString() + end
-                records += encode_record(profile.time_ns, (pprof.body(part),), rest)
+                other_fields = self._attributes[profile.source, profile.data_type] + count.SerializeToString() + end
+                records += encode_record(profile.time_ns, (pprof.body(part),), other_fields)
         return self._request_builder.build(records)

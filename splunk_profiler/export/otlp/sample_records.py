@@ -48,8 +48,8 @@ class SampleEncoder:
         records: list[bytes] = []
         for sample in iter_with_pauses(samples, yield_gil):
             span = b"" if sample.span is None else _encode_span(sample.span)
-            rest = self._encode_attributes(sample) + span + end
-            records += encode_record(sample.time_ns, self._body(sample), rest)
+            other_fields = self._encode_attributes(sample) + span + end
+            records += encode_record(sample.time_ns, self._body(sample), other_fields)
         return self._request_builder.build(records)
 
     def _encode_attributes(self, sample: Sample) -> bytes:
