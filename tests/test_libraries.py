@@ -101,7 +101,7 @@ def _relocated_by_descriptor(elf: ELFFile, kind: int = TLSDESC) -> Iterator[str]
 
 
 @PUBLISHED
-def test_the_file_is_where_and_called_as_readers_look_for_it(files: dict[str, bytes], library: Published) -> None:
+def test_library_has_the_path_and_name_that_readers_look_for(files: dict[str, bytes], library: Published) -> None:
     assert [name for name in files if re.fullmatch(library.looked_for, f"/splunk_profiler/{name}")] == [library.file]
 
 

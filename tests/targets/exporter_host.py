@@ -34,7 +34,7 @@ from splunk_profiler.exporter_process.launch import LaunchError, choose_interpre
 
 _FORKS = 50
 _NOBODY = 65534
-_LONGEST_PAUSE_S = 60.0  # before a start
+_MAX_PAUSE_S = 60.0  # before a start
 _TOKEN = os.urandom(16).hex()
 CONNECTION = new_connection(token=_TOKEN)
 
@@ -100,7 +100,7 @@ def restart_beside_waiting_thread() -> None:
         say("exporter", pid)
         os.kill(pid, signal.SIGKILL)
         wait_for_end(pid)
-        passed_s += _LONGEST_PAUSE_S
+        passed_s += _MAX_PAUSE_S
 
     waiting = threading.Thread(target=wait_often)
     waiting.start()

@@ -13,7 +13,7 @@ import threading
 
 import splunk_profiler
 
-_MOST_THAT_A_PIPE_HOLDS = 1 << 16
+_PIPE_BYTES = 1 << 16  # what a pipe holds at most
 
 
 def main(level: str) -> None:
@@ -21,8 +21,8 @@ def main(level: str) -> None:
     logging.basicConfig(level=level, stream=os.fdopen(writer, "w", encoding="utf-8"))
     assert splunk_profiler.start()
     logging.getLogger().setLevel(logging.INFO)
-    threading.Thread(target=logging.error, args=("#" * 4 * _MOST_THAT_A_PIPE_HOLDS,), daemon=True).start()
-    while b"#" not in os.read(reader, _MOST_THAT_A_PIPE_HOLDS):
+    threading.Thread(target=logging.error, args=("#" * 4 * _PIPE_BYTES,), daemon=True).start()
+    while b"#" not in os.read(reader, _PIPE_BYTES):
         pass
     # The thread is in the middle of its write, which nothing ends.
     child = os.fork()

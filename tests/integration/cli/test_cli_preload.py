@@ -35,7 +35,7 @@ def preloaded(**env: str) -> str:
     return launched(*ASK_THE_SHELL, **env).stdout.strip()
 
 
-def test_it_is_loaded_before_any_python_and_its_arguments_are_the_programs() -> None:
+def test_library_is_loaded_before_python_and_arguments_are_unchanged() -> None:
     # -I keeps Python from starting the profiler: what is mapped has been preloaded.
     ended = launched(sys.executable, "-I", "-c", REPORTER, "two words", "")
     said = json.loads(ended.stdout)

@@ -150,7 +150,7 @@ def test_a_flush_or_shutdown_exports_the_spans_that_wait(directory: Path, proces
         assert here.exported.is_shut_down == how.startswith("shutdown")
 
 
-def test_a_flush_asks_and_answers_as_it_does_without_us(directory: Path) -> None:
+def test_flush_passes_its_timeout_on_and_returns_the_processors_result(directory: Path) -> None:
     with correlated(directory, processor=OwnKind, hold=False) as here:
         assert isinstance(here.processor, OwnKind)
         assert here.processor.force_flush(7) is False

@@ -53,7 +53,7 @@ def test_a_library_that_is_not_there_is_named(load: Any, tmp_path: Path) -> None
 
 
 @LOAD
-def test_a_file_that_is_no_library_is_named_with_what_the_loader_says(load: Any, tmp_path: Path) -> None:
+def test_file_that_is_no_library_is_named_with_the_loaders_error(load: Any, tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("text")
     with pytest.raises(OSError, match=r"text\.so cannot be loaded: .*(file too short|invalid ELF header)"):
         load(tmp_path / "text.so")
@@ -66,20 +66,20 @@ def test_another_library_is_refused(load: Any, other: Path) -> None:
 
 
 @LOAD
-def test_a_library_is_not_searched_for(load: Any) -> None:
+def test_library_without_an_absolute_path_is_refused(load: Any) -> None:
     with pytest.raises(ValueError, match="the path of a library must be absolute, not libc"):
         load("libc.so.6")
 
 
 @LOAD
 @pytest.mark.parametrize("path", [None, 7, ["x"]])
-def test_only_a_path_names_a_library(load: Any, path: Any) -> None:
+def test_library_that_is_not_a_path_is_refused(load: Any, path: Any) -> None:
     with pytest.raises(TypeError):
         load(path)
 
 
 @pytest.mark.parametrize("storage", [None, "text", bytearray(b"x")])
-def test_only_bytes_are_a_storage(storage: Any) -> None:
+def test_storage_that_is_not_bytes_is_refused(storage: Any) -> None:
     with pytest.raises(TypeError):
         _context.load_elastic_library(ELASTIC_PATH, storage)
     with pytest.raises(TypeError):

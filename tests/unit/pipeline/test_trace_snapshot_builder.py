@@ -146,7 +146,7 @@ def test_samples_report_the_period_of_the_trace_whichever_tick_took_them(
     assert (snapshot.period_ns, sample.period_ns) == (reported_ns, reported_ns)
 
 
-def test_the_samples_of_all_threads_are_the_same_with_and_without() -> None:
+def test_focused_snapshots_leave_the_samples_of_all_threads_unchanged() -> None:
     def run(closely: bool) -> list[Any]:
         bench, snapshots = Bench(), []
         for at_ms in (1_000, 2_000, 3_000):
