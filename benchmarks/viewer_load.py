@@ -104,7 +104,7 @@ def add_stacks(recording: Recording, chosen: np.random.Generator, count: int) ->
             frames[:, depth, 1] = 10 + state % 7
         packed.update(row[:depth].tobytes() for row, depth in zip(frames, depths, strict=True))
     for content in sorted(packed)[:count]:
-        recording.stacks.place(content)
+        recording.stacks.index(content)
 
 
 def fill(recording: Recording, samples: int) -> None:

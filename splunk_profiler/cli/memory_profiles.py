@@ -63,7 +63,7 @@ class MemoryProfiles:
         """
         message = decode_body(body)
         try:
-            begins = HEAP_BEGINS in [message.string_table[place] for place in message.comment]
+            begins = HEAP_BEGINS in [message.string_table[index] for index in message.comment]
             kinds = [message.string_table[each.type] for each in message.sample_type]
             if not set(_VALUES) <= set(kinds):
                 return False

@@ -180,7 +180,7 @@ class Profiles:
         message = decode_body(body)
         try:
             aggregates = list(iter_aggregates(message))
-            comments = [message.string_table[place] for place in message.comment]
+            comments = [message.string_table[index] for index in message.comment]
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         self.records += 1

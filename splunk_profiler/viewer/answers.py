@@ -89,8 +89,8 @@ class Answers:
         with self._lock:
             recording = self._refreshed()
             weights, before = self._compared(selection, baseline)
-            place = None if function is None else recording.find_function(*function)
-            return {**_flame(recording, weights, inverted, before, place), "version": self._live.version}
+            index = None if function is None else recording.find_function(*function)
+            return {**_flame(recording, weights, inverted, before, index), "version": self._live.version}
 
     def top(
         self,
@@ -160,10 +160,10 @@ class Answers:
         with self._lock:
             recording = self._refreshed()
             of_stacks, before = self._compared(selection, baseline)
-            place = recording.find_function(*function)
-            weights = line_weights(recording.stacks, of_stacks, place)
+            index = recording.find_function(*function)
+            weights = line_weights(recording.stacks, of_stacks, index)
             if before is not None:
-                earlier = line_weights(recording.stacks, before.weights, place)
+                earlier = line_weights(recording.stacks, before.weights, index)
                 weights = {
                     line: (
                         *weights.get(line, (0, 0)),
@@ -171,9 +171,9 @@ class Answers:
                     )
                     for line in weights.keys() | earlier.keys()
                 }
-            having, _, _ = recording.stacks.built().parts_of(place, False, of_stacks != 0)
+            having, _, _ = recording.stacks.built().parts_of(index, False, of_stacks != 0)
             version = self._live.version
-        texts = read_source(Path(function[1])) if place >= 0 else []
+        texts = read_source(Path(function[1])) if index >= 0 else []
         rows = source_rows(texts, weights)
         total = round(of_stacks[having].sum())
         return {"total": total, "isFound": bool(texts), "rows": rows, "version": version}
@@ -270,8 +270,8 @@ class Answers:
         with self._lock:
             recording = self._refreshed()
             weights = self._weights(selection)
-            place = None if function is None else recording.find_function(*function)
-            stacks, functions = recording.stacks.weighted(weights, place, inverted), recording.functions
+            index = None if function is None else recording.find_function(*function)
+            stacks, functions = recording.stacks.weighted(weights, index, inverted), recording.functions
             unit = recording.units.get(selection.value, "count")
             period_ns = recording.ends_ns(selection)
         # Of many stacks this takes seconds, in which other questions are answered; the functions only grow.
@@ -348,9 +348,9 @@ def _flame(
     )
     if inverted:  # what runs by itself is below the root
         tree = tree._replace(own=np.where((tree.parent == 0) & (function is None), tree.total, 0))
-    used, places = np.unique(tree.function, return_inverse=True)
-    functions = (_SMALL_FRAMES if place == SMALL else recording.functions[place] for place in used.tolist())
-    frames = tree._replace(function=places)._asdict()
+    used, indexes = np.unique(tree.function, return_inverse=True)
+    functions = (_SMALL_FRAMES if index == SMALL else recording.functions[index] for index in used.tolist())
+    frames = tree._replace(function=indexes)._asdict()
     if before is None:
         del frames["before"]
     else:

@@ -248,7 +248,7 @@ def service_of(column: str) -> str:
 
 def one_of(column: str, name: str, values: Sequence[str]) -> Question:
     """Return the condition that a column has one of some values, which are parameters with that name and a number."""
-    parameters: Parameters = {f"{name}{place}": value for place, value in enumerate(values)}
+    parameters: Parameters = {f"{name}{index}": value for index, value in enumerate(values)}
     return Question(f"{column} IN ({', '.join(f'{{{each}:String}}' for each in parameters)})", parameters)
 
 

@@ -17,7 +17,7 @@ _ROWS_AT_ONCE = 500_000
 
 
 class SpanKeys(NamedTuple):
-    """The spans of samples: `traces` are ids, `trace_of` is by span a place among them, `ids` is by span.
+    """The spans of samples: `traces` are ids, `trace_of` is by span an index among them, `ids` is by span.
 
     The first span is `NO_SPAN`.
     """
@@ -47,8 +47,8 @@ class Columns:
     """Samples that have the same values, by time; all but `spans` are by sample.
 
     Attributes:
-        stack, facets: places in the tables of the recording.
-        span: place in `spans`.
+        stack, facets: indexes in the tables of the recording.
+        span: index in `spans`.
         weights: by value.
         longest_ns: the longest duration of any.
         last_end_ns: when the last one ends; 0 if it is not known.
@@ -85,7 +85,7 @@ class Columns:
         return len(self.time_ns[self.rows_between(since_ns, until_ns)]) > 0
 
     def sum_facets(self, value: str, rows: slice | Numbers) -> Numbers:
-        """Return the sum of a value in some samples, by the place of their facets; that of all is kept."""
+        """Return the sum of a value in some samples, by the index of their facets; that of all is kept."""
         if not isinstance(rows, slice) or rows != slice(0, len(self)):
             return np.bincount(self.facets[rows], self.weights[value][rows])
         if value not in self._sums:
@@ -104,7 +104,7 @@ class ColumnsBuilder:
         self._built: Columns | None = None
 
     def add(self, sample: Sample) -> int:
-        """Add a sample and return its place."""
+        """Add a sample and return its row."""
         self._built = None
         self._longest_ns = max(self._longest_ns, sample.duration_ns)
         if sample.duration_ns <= LONG_PROFILE_NS:
@@ -119,13 +119,13 @@ class ColumnsBuilder:
             weights.append(sample.weights.get(name, 0))
         return len(self._time_ns) - 1
 
-    def facets(self, place: int) -> int:
+    def facets(self, row: int) -> int:
         """Return the facets of a sample."""
-        return self._facets[place]
+        return self._facets[row]
 
-    def set_facets(self, place: int, facets: int) -> None:
+    def set_facets(self, row: int, facets: int) -> None:
         """Give a sample other facets."""
-        self._facets[place] = facets
+        self._facets[row] = facets
         self._built = None
 
     def built(self) -> Columns:
@@ -170,10 +170,10 @@ def last_times(groups: Sequence[tuple[Numbers, Numbers]]) -> Numbers:
 
 
 def without_ended(last_ns: Numbers, count: int, profiles: Sequence[Columns]) -> Numbers:
-    """Return when the last profile of each process was, -1 where it has ended; each `count` of them are of one step.
+    """Return the time of the last profile of each process, -1 where the process has ended.
 
-    It has ended if the newest of its step is later by more than two of the longest profiles up to `LONG_PROFILE_NS`.
-    Not known without lengths.
+    The times are in groups of `count`, one group a step. A process has ended if the newest profile of its step is later
+    by more than two of the longest profiles up to `LONG_PROFILE_NS`. Without lengths no process counts as ended.
     """
     longest_ns = max((each.usual_ns for each in profiles), default=0)
     if not longest_ns:

@@ -54,19 +54,19 @@ def speedscope(stacks: WeightedStacks, functions: Sequence[Function], value: str
     is_used = np.bincount(stacks.functions) > 0  # of a small selection they are few
     lines = np.full(len(is_used), np.iinfo(np.int32).max, np.int32)
     np.minimum.at(lines, stacks.functions, stacks.lines)
-    places = np.cumsum(is_used) - 1
+    indexes = np.cumsum(is_used) - 1
     profile = {
         "type": "sampled",
         "name": value,
         "unit": _SPEEDSCOPE_UNITS.get(unit, "none"),
         "startValue": 0,
         "endValue": int(stacks.weights.sum()),
-        "samples": list(stacks.of_each(places[stacks.functions])),
+        "samples": list(stacks.of_each(indexes[stacks.functions])),
         "weights": stacks.weights.tolist(),
     }
     frames = [
-        {"name": functions[place].name, "file": functions[place].file, **({"line": line} if line else {})}
-        for place, line in zip(np.flatnonzero(is_used).tolist(), lines[is_used].tolist(), strict=True)
+        {"name": functions[index].name, "file": functions[index].file, **({"line": line} if line else {})}
+        for index, line in zip(np.flatnonzero(is_used).tolist(), lines[is_used].tolist(), strict=True)
     ]
     document = {
         "$schema": "https://www.speedscope.app/file-format-schema.json",

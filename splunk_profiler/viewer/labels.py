@@ -15,19 +15,19 @@ class Labels:
     """The names of the labels that facets have."""
 
     def __init__(self) -> None:
-        self._places: dict[str, int] = {}
+        self._indexes: dict[str, int] = {}
         self._labels, self._facets = array("i"), array("i")  # each pair of a label and of facets that have it
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indexes)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._indexes
 
     def add(self, facets: int, names: Iterable[str]) -> None:
         """Note the labels of facets."""
         for name in names:
-            self._labels.append(self._places.setdefault(name, len(self._places)))
+            self._labels.append(self._indexes.setdefault(name, len(self._indexes)))
             self._facets.append(facets)
 
     def ranked(self, samples: Numbers) -> list[str]:
@@ -36,8 +36,8 @@ class Labels:
         Args:
             samples: how many there are of each facets.
         """
-        counts = np.bincount(np.array(self._labels), samples[np.array(self._facets)], len(self._places))
-        found = ((_is_ours(name), -count, name) for name, count in zip(self._places, counts, strict=True) if count)
+        counts = np.bincount(np.array(self._labels), samples[np.array(self._facets)], len(self._indexes))
+        found = ((_is_ours(name), -count, name) for name, count in zip(self._indexes, counts, strict=True) if count)
         return [name for *_, name in sorted(found)]
 
 

@@ -45,7 +45,7 @@ class LiveStore(Source):
         self._requests: list[int] = []  # that have been read and are not in a part yet
         self._parts: dict[int, Columns] = {}
         self._seen: int | None = None  # the state of the file, as SQLite counts them
-        # By the store's number, which is never given again, the place in the recording.
+        # By the store's number, which is never given again, the index in the recording.
         self._functions, self._stacks, self._facets = (np.zeros(1, np.int32) for _ in range(3))
 
     def refresh(self) -> None:
@@ -106,45 +106,45 @@ class LiveStore(Source):
         ((unread,),) = self._connection.execute("SELECT coalesce(sum(count), 0) FROM unread")
         self.unread = unread + self._reader.unread
 
-    def _extended(self, table: str, column: str, places: Numbers, add: Callable[[Any], int]) -> Numbers:
-        """Add what is new in a table to the recording, and return the places of all."""
+    def _extended(self, table: str, column: str, indexes: Numbers, add: Callable[[Any], int]) -> Numbers:
+        """Add what is new in a table to the recording, and return the indexes of all."""
         query = f"SELECT id, {column} FROM {table} WHERE id >= ? ORDER BY id"
-        found = self._connection.execute(query, (len(places),)).fetchall()
+        found = self._connection.execute(query, (len(indexes),)).fetchall()
         if not found:
-            return places
+            return indexes
         result = np.zeros(found[-1][0] + 1, np.int32)
-        result[: len(places)] = places
-        for place, content in found:
-            result[place] = add(content)
+        result[: len(indexes)] = indexes
+        for row_id, content in found:
+            result[row_id] = add(content)
         return result
 
     def _add_stack(self, packed: bytes) -> int:
         frames = np.frombuffer(packed, np.int32).reshape(-1, 2).copy()
         frames[:, 0] = self._functions[frames[:, 0]]
-        return self.recording.stacks.place(frames.tobytes())
+        return self.recording.stacks.index(frames.tobytes())
 
     def _read_parts(self) -> None:
-        found = [place for (place,) in self._connection.execute("SELECT id FROM parts")]
-        self._parts = {place: self._parts.get(place) or self._read_part(place) for place in found}
+        found = [row_id for (row_id,) in self._connection.execute("SELECT id FROM parts")]
+        self._parts = {row_id: self._parts.get(row_id) or self._read_part(row_id) for row_id in found}
         self.recording.loaded = list(self._parts.values())
 
-    def _read_part(self, place: int) -> Columns:
-        ((names, content),) = self._connection.execute("SELECT names, content FROM parts WHERE id = ?", (place,))
+    def _read_part(self, row_id: int) -> Columns:
+        ((names, content),) = self._connection.execute("SELECT names, content FROM parts WHERE id = ?", (row_id,))
         columns = unpack(content, json.loads(names))
         self.recording.values.update(name for name, weights in columns.weights.items() if weights.any())
         return replace(columns, stack=self._stacks[columns.stack], facets=self._facets[columns.facets])
 
     def _read_requests(self) -> None:
-        found = [place for (place,) in self._connection.execute("SELECT id FROM requests ORDER BY id")]
+        found = [row_id for (row_id,) in self._connection.execute("SELECT id FROM requests ORDER BY id")]
         if found[: len(self._requests)] != self._requests:  # some have become parts
             self.recording.clear_added()
             self.recording.spans.clear()  # the store has those of parts
             self._reader = RecordReader(self.recording)
             self._requests = []
-        for place in found[len(self._requests) :]:
-            ((line,),) = self._connection.execute("SELECT line FROM requests WHERE id = ?", (place,))
+        for row_id in found[len(self._requests) :]:
+            ((line,),) = self._connection.execute("SELECT line FROM requests WHERE id = ?", (row_id,))
             self._reader.add_request(zlib.decompress(line))
-            self._requests.append(place)  # at once: one after it may be an error
+            self._requests.append(row_id)  # at once: one after it may be an error
         self._reader.name_spans(read_span_names(self._connection, self._reader.unnamed_spans()))
 
 

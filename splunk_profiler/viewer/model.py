@@ -40,7 +40,7 @@ class Function(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A line of a function, which is a place in the table of functions; line 0 if not known."""
+    """A line of a function, which is an index in the table of functions; line 0 if not known."""
 
     function: int
     line: int
@@ -119,7 +119,7 @@ class SpanRow(NamedTuple):
 class Sample(NamedTuple):
     """A sample, or an aggregate of those of `duration_ns` from then on.
 
-    `stack` and `facets` are places in tables, `weights` are by value.
+    `stack` and `facets` are indexes in tables, `weights` are by value.
     """
 
     time_ns: int

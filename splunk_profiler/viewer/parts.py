@@ -30,7 +30,7 @@ def pack(columns: Columns) -> bytes:
         "trace_of": columns.spans.trace_of,
         "span_ids": columns.spans.ids,
         "longest": np.array([columns.longest_ns, columns.end_ns, columns.usual_ns]),
-        **{f"weights{place}": weights for place, weights in enumerate(columns.weights.values())},
+        **{f"weights{index}": weights for index, weights in enumerate(columns.weights.values())},
     }
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         for name, array in arrays.items():
@@ -48,7 +48,7 @@ def unpack(content: bytes, names: Sequence[str]) -> Columns:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             time_ns = np.cumsum(arrays["time"], dtype=np.int64)
-            weights = {name: arrays[f"weights{place}"] for place, name in enumerate(names)}
+            weights = {name: arrays[f"weights{index}"] for index, name in enumerate(names)}
             spans = SpanKeys(*(arrays[name] for name in ("traces", "trace_of", "span_ids")))
             lengths = arrays.get("longest", np.zeros(1, np.int64)).tolist()
             if len(lengths) == 1:  # of an older version
@@ -109,8 +109,8 @@ def by_minute(columns: Columns, process_of: Numbers) -> list[Columns]:
     if added:
         result.append(_summed(columns, minute * MINUTE_NS, added))
     if in_use:
-        minutes, place = np.unique(minute, return_inverse=True)
-        profile = process_of.astype(np.int64) * len(minutes) + place
+        minutes, index = np.unique(minute, return_inverse=True)
+        profile = process_of.astype(np.int64) * len(minutes) + index
         last_ns = last_times([(profile, columns.time_ns)])
         kept = rows_of(columns, np.flatnonzero(columns.time_ns == last_ns[profile]))
         result.append(_summed(kept, kept.time_ns, in_use))

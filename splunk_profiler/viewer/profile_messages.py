@@ -165,8 +165,8 @@ def iter_aggregates(message: Any) -> Iterator[Aggregate]:
         labels = {texts[label.key]: texts[label.str] for label in sample.label if label.str}
         values = sample.value
         stack = [place for location in sample.location_id for place in places[location]]
-        times = [values[place] for place in value_at]
-        events = [0 if place is None else values[place] for place in event_at]
+        times = [values[index] for index in value_at]
+        events = [0 if index is None else values[index] for index in event_at]
         yield Aggregate(stack, labels, *times, *events)
 
 

@@ -46,8 +46,8 @@ IN_USE = "inuse_"  # begins values that say what is, not what was added: those o
 _Rows = tuple[Columns, slice | Numbers]
 
 
-class Place(NamedTuple):
-    """The place of a sample that was added."""
+class SampleRow(NamedTuple):
+    """The row of a sample that was added."""
 
     builder: ColumnsBuilder
     row: int
@@ -96,7 +96,7 @@ class Recording:
         return other
 
     def function_id(self, name: str, file: str, kind: str) -> int:
-        """Return the place of a function in the table."""
+        """Return the index of a function in the table."""
         function = Function(name, file, kind).encodable()
         found = self._function_ids.setdefault((function.name, function.file), len(self.functions))
         if found == len(self.functions):
@@ -104,11 +104,11 @@ class Recording:
         return found
 
     def find_function(self, name: str, file: str) -> int:
-        """Return the place of a function in the table; -1 if it is not there."""
+        """Return the index of a function in the table; -1 if it is not there."""
         return self._function_ids.get((name, file), -1)
 
     def facets_id(self, facets: Facets) -> int:
-        """Return the place of these facets in the table."""
+        """Return the index of these facets in the table."""
         found = self._facet_ids.setdefault(facets, len(self.facets))
         if found == len(self.facets):
             self.facets.append(facets.encodable())
@@ -134,23 +134,23 @@ class Recording:
         labels = f"{more} labels are not among the filters: they are on the fewest samples."
         return [long] * (longest_ns > LONG_PROFILE_NS) + [labels] * (more > 0)
 
-    def add(self, sample: Sample) -> Place:
+    def add(self, sample: Sample) -> SampleRow:
         """Add a sample; its values must be in `units`."""
         names = tuple(sample.weights)
         builder = self._builders.setdefault(names, ColumnsBuilder(names))
         self.values.update(name for name, weight in sample.weights.items() if weight)
-        return Place(builder, builder.add(sample))
+        return SampleRow(builder, builder.add(sample))
 
-    def name_span(self, place: Place, name: str) -> None:
+    def name_span(self, at: SampleRow, name: str) -> None:
         """Put the name of its span into a sample."""
-        facets = self.facets[place.builder.facets(place.row)]
-        place.builder.set_facets(place.row, self.facets_id(facets.named(name)))
+        facets = self.facets[at.builder.facets(at.row)]
+        at.builder.set_facets(at.row, self.facets_id(facets.named(name)))
 
     def note_heap(self, process: str, time_ns: int, duration_ns: int = 0) -> None:
         """Note a profile of what is in use: what it does not have is not in use any more."""
         facets = self.facets_id(Facets(process=process))
         nothing = {name: 0 for name in self.units if name.startswith(IN_USE)}
-        self.add(Sample(time_ns, self.stacks.place(b""), facets, nothing, duration_ns=duration_ns))
+        self.add(Sample(time_ns, self.stacks.index(b""), facets, nothing, duration_ns=duration_ns))
 
     def clear_added(self) -> None:
         """Forget the samples that were added one by one."""
@@ -249,7 +249,7 @@ class Recording:
         )
         names = [name for name, _ in sums.most_common(_MAX_SERIES)]
         cells = np.zeros((len(names) + 1, buckets))
-        edges = [min(start_ns + step_ns * place, NEVER_NS) for place in range(buckets + 1)]
+        edges = [min(start_ns + step_ns * index, NEVER_NS) for index in range(buckets + 1)]
         for columns, rows in self._rows(selection, step_ns):
             line, weights = self._ranks(columns, rows, facet, names), columns.weights[selection.value][rows]
             ends = np.searchsorted(columns.time_ns[rows], edges)
@@ -265,8 +265,8 @@ class Recording:
         weights: Counter[str] = Counter()
         for columns, rows in self._rows(selection):
             sums = np.bincount(columns.span[rows], columns.weights[selection.value][rows])
-            for place in np.flatnonzero(sums).tolist():
-                weights[columns.spans.ids[place].decode()] += round(sums[place])
+            for index in np.flatnonzero(sums).tolist():
+                weights[columns.spans.ids[index].decode()] += round(sums[index])
         return weights
 
     def _sum_stacks(self, question: tuple[Selection, int]) -> Numbers:
@@ -328,7 +328,7 @@ class Recording:
     def _sum_values(self, facet: str, by_facets: Numbers, search: str = "") -> Counter[str]:
         codes, names = self._codes_of(facet)
         sums = np.bincount(codes, by_facets, len(names))
-        found = ((names[place], sums[place]) for place in np.flatnonzero(sums).tolist())
+        found = ((names[index], sums[index]) for index in np.flatnonzero(sums).tolist())
         return Counter({name: weight for name, weight in found if search in name.casefold()})
 
     def _sum_traces(self, selection: Selection, step_ns: int = 0, search: str = "") -> tuple[Counter[str], int]:
@@ -351,15 +351,15 @@ class Recording:
         return weights, count - len(traces) + has_others
 
     def _ranks(self, columns: Columns, rows: slice | Numbers, facet: str, names: Sequence[str]) -> Numbers:
-        """Return for each of some samples the place of its value among `names`; their number for others."""
-        places = {name: place for place, name in enumerate(names)}
+        """Return for each of some samples the index of its value among `names`; their number for others."""
+        indexes = {name: index for index, name in enumerate(names)}
         if facet == TRACE:
             ranks = np.full(len(columns.spans.traces), len(names), np.int8)
-            for name, place in places.items():
-                ranks[columns.spans.traces == name.encode()] = place
+            for name, index in indexes.items():
+                ranks[columns.spans.traces == name.encode()] = index
             return ranks[columns.spans.trace_of].take(columns.span[rows])
         codes, values = self._codes_of(facet)
-        return np.array([places.get(value, len(names)) for value in values], np.int8)[codes].take(columns.facets[rows])
+        return np.array([indexes.get(value, len(names)) for value in values], np.int8)[codes].take(columns.facets[rows])
 
     def _allowed(self, filters: Mapping[str, frozenset[str]]) -> Numbers:
         """Return for all facets if the filters let them through.
@@ -376,13 +376,13 @@ class Recording:
         return allowed
 
     def _codes_of(self, facet: str) -> tuple[Numbers, list[str]]:
-        """Return the values of a facet, and for all facets the place of theirs."""
-        codes, places = self._codes.get(facet, (array("i"), {}))
+        """Return the values of a facet, and for all facets the index of theirs."""
+        codes, indexes = self._codes.get(facet, (array("i"), {}))
         if facet in FACETS or facet.removeprefix(LABEL) in self.labels:  # names come from outside
-            self._codes[facet] = codes, places
+            self._codes[facet] = codes, indexes
         for facets in self.facets[len(codes) :]:
-            codes.append(places.setdefault(facet_value(facets, facet), len(places)))
-        return np.array(codes, np.int32), list(places)
+            codes.append(indexes.setdefault(facet_value(facets, facet), len(indexes)))
+        return np.array(codes, np.int32), list(indexes)
 
     @staticmethod
     def _check_facets(names: Collection[str]) -> None:
@@ -395,5 +395,5 @@ def _heaviest(traces: Numbers, sums: Numbers) -> tuple[Numbers, Numbers]:
     """Return the heaviest of some traces, and their weights."""
     if len(sums) <= _MAX_TRACES:
         return traces, sums
-    places = np.argpartition(-sums, _MAX_TRACES)[:_MAX_TRACES]
-    return traces[places], sums[places]
+    indexes = np.argpartition(-sums, _MAX_TRACES)[:_MAX_TRACES]
+    return traces[indexes], sums[indexes]

@@ -40,8 +40,7 @@ from splunk_profiler.viewer.profile_messages import (
     kind_and_distribution,
     read_places,
 )
-from splunk_profiler.viewer.recording import IN_USE, Recording
-from splunk_profiler.viewer.recording import Place as SamplePlace
+from splunk_profiler.viewer.recording import IN_USE, Recording, SampleRow
 
 _GIL_VALUES = (("gil_wait", "nanoseconds"), ("gil_long_waits", "count"), ("gil_snapshots", "count"))
 _GIL_PLACE = Place("[process].gil_wait", "", 0, "", "")  # the waits are no time of a thread, and have no stack
@@ -92,9 +91,9 @@ def sender_of(resource: dict[str, Any]) -> Sender:
 
 
 class Stack(NamedTuple):
-    """A stack: its place in the table, and whose code its leaf is."""
+    """A stack: its id, the index in the table, and whose code its leaf is."""
 
-    place: int
+    id: int
     code: str
 
 
@@ -130,7 +129,7 @@ class RecordReader:
         self.unread = 0
         self._stacks: dict[bytes, Stack] = {}  # by the digest of their text
         self.span_names: dict[SpanKey, str] = {}
-        self._samples_without_name: dict[SpanKey, list[SamplePlace]] = {}  # samples whose span has not been written yet
+        self._samples_without_name: dict[SpanKey, list[SampleRow]] = {}  # samples whose span has not been written yet
 
     def add_request(self, line: bytes | str) -> None:
         """Read a request of logs or spans in OTLP/JSON."""
@@ -158,8 +157,8 @@ class RecordReader:
         """Put the names of spans into their samples, those that come included."""
         self.span_names.update(names)
         for key, name in names.items():
-            for place in self._samples_without_name.pop(key, ()):
-                self.recording.name_span(place, name)
+            for row in self._samples_without_name.pop(key, ()):
+                self.recording.name_span(row, name)
 
     def unnamed_spans(self) -> KeysView[SpanKey]:
         """Return a view of the spans that samples wait for: their names have not been read."""
@@ -183,7 +182,7 @@ class RecordReader:
                 name_value(self.recording.units, texts[each.type], texts[each.unit]) for each in message.sample_type
             ]
             samples = self._sum_samples(message, texts, values)
-            waits = _sum_waits([texts[place] for place in message.comment])
+            waits = _sum_waits([texts[index] for index in message.comment])
         except (IndexError, KeyError, ValueError) as error:
             raise ProfileError(f"the profile is not consistent: {type(error).__name__} {error}") from None
         if any(name.startswith(IN_USE) for name in values):
@@ -206,8 +205,8 @@ class RecordReader:
                 labels=tuple(sorted((key, value) for key, value in named.items() if key not in _NO_FACETS)),
                 span=NOT_SAMPLED if endpoint == NOT_SAMPLED else self._span_name(span),
             )
-            places = self.recording.stacks.place(stack), self.recording.facets_id(facets)
-            self._add(Sample(time_ns, *places, weights, span, message.duration_nanos))
+            indexes = self.recording.stacks.index(stack), self.recording.facets_id(facets)
+            self._add(Sample(time_ns, *indexes, weights, span, message.duration_nanos))
 
     def _sum_samples(self, message: Any, texts: list[str], values: list[str]) -> dict[_Alike, _Sum]:
         """Return the samples of a profile, those that are alike as one: they may be many in few bytes."""
@@ -257,20 +256,20 @@ class RecordReader:
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
         name = span_name or self._span_name((trace_id, span_id))
         facets = Facets(*sender, endpoint=name, thread=thread, code=stack.code, state=state, span=name)
-        self._add(Sample(time_ns, stack.place, self.recording.facets_id(facets), weights, (trace_id, span_id)))
+        self._add(Sample(time_ns, stack.id, self.recording.facets_id(facets), weights, (trace_id, span_id)))
 
     def stack(self, places: Sequence[Place]) -> Stack:
         """Return a stack of these places, leaf first."""
         packed = b"".join(map(self._pack, reversed(places)))
-        return Stack(self.recording.stacks.place(packed), places[0].kind if places else "")
+        return Stack(self.recording.stacks.index(packed), places[0].kind if places else "")
 
     def _span_name(self, span: SpanKey) -> str:
         return self.span_names.get(span, UNKNOWN_SPAN) if span[1] else OUTSIDE
 
     def _add(self, sample: Sample) -> None:
-        place = self.recording.add(sample)
+        row = self.recording.add(sample)
         if self.recording.facets[sample.facets].span == UNKNOWN_SPAN and sample.span[1]:
-            self._samples_without_name.setdefault(sample.span, []).append(place)
+            self._samples_without_name.setdefault(sample.span, []).append(row)
 
     def _stack_of(self, text: str, dump: Dump) -> Stack:
         """Return the stack of a text; equal texts are read once."""

@@ -70,13 +70,13 @@ def _clean(connection: sqlite3.Connection) -> None:
         used["stacks"].update(np.unique(columns.stack).tolist())
         used["facets"].update(np.unique(columns.facets).tolist())
     functions: set[int] = set()
-    for place, frames in connection.execute("SELECT id, frames FROM stacks"):
-        if place in used["stacks"]:
+    for row_id, frames in connection.execute("SELECT id, frames FROM stacks"):
+        if row_id in used["stacks"]:
             functions.update(np.frombuffer(frames, np.int32)[::2].tolist())
     with transaction(connection):
-        for table, places in (*used.items(), ("functions", functions)):
-            known = [place for (place,) in connection.execute(f"SELECT id FROM {table}")]
-            unused = [(place,) for place in known if place not in places]
+        for table, row_ids in (*used.items(), ("functions", functions)):
+            known = [row_id for (row_id,) in connection.execute(f"SELECT id FROM {table}")]
+            unused = [(row_id,) for row_id in known if row_id not in row_ids]
             connection.executemany(f"DELETE FROM {table} WHERE id = ?", unused)
     _give_back(connection)
 

@@ -32,10 +32,10 @@ class WeightedStacks(NamedTuple):
 
 
 class Stacks:
-    """Stacks by their place in the table; frames are root first."""
+    """Stacks by their index in the table; frames are root first."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, int] = {}
+        self._indexes: dict[bytes, int] = {}
         self._frames = array("i")  # function and line by turns
         self._starts = array("q", (0,))
         self._built: BuiltStacks | None = None
@@ -43,26 +43,26 @@ class Stacks:
     def __len__(self) -> int:
         return len(self._starts) - 1
 
-    def place(self, packed: bytes) -> int:
-        """Return the place of a stack, which is added if it is not there.
+    def index(self, packed: bytes) -> int:
+        """Return the index of a stack, which is added if it is not there.
 
         Args:
             packed: its frames, each a pair of 32-bit numbers: function and line.
         """
-        found = self._places.setdefault(packed, len(self))
+        found = self._indexes.setdefault(packed, len(self))
         if found == len(self):
             self._frames.frombytes(packed)
             self._starts.append(len(self._frames) // 2)
         return found
 
-    def frames(self, place: int) -> tuple[Frame, ...]:
+    def frames(self, index: int) -> tuple[Frame, ...]:
         """Return the frames of a stack."""
-        numbers = self._frames[2 * self._starts[place] : 2 * self._starts[place + 1]]
+        numbers = self._frames[2 * self._starts[index] : 2 * self._starts[index + 1]]
         return tuple(map(Frame, numbers[::2], numbers[1::2]))
 
-    def packed(self, place: int) -> bytes:
-        """Return the frames of a stack as `place` takes them."""
-        return self._frames[2 * self._starts[place] : 2 * self._starts[place + 1]].tobytes()
+    def packed(self, index: int) -> bytes:
+        """Return the frames of a stack as `index` takes them."""
+        return self._frames[2 * self._starts[index] : 2 * self._starts[index + 1]].tobytes()
 
     def weighted(self, weights: Numbers, function: int | None = None, inverted: bool = False) -> WeightedStacks:
         """Return the stacks that have a weight.
@@ -73,9 +73,9 @@ class Stacks:
             inverted: up to that call in place of it.
         """
         table = self.built()
-        places, starts, ends = table.parts_of(function, inverted, weights != 0)
-        used = np.flatnonzero(weights[places])
-        lengths, weight = (ends - starts)[used], weights[places[used]].astype(np.int64)
+        indexes, starts, ends = table.parts_of(function, inverted, weights != 0)
+        used = np.flatnonzero(weights[indexes])
+        lengths, weight = (ends - starts)[used], weights[indexes[used]].astype(np.int64)
         new_starts = np.cumsum(np.append(0, lengths))
         positions = np.arange(new_starts[-1]) + np.repeat(starts[used] - new_starts[:-1], lengths)
         return WeightedStacks(table.functions[positions], table.lines[positions], new_starts, weight)
@@ -140,27 +140,27 @@ class BuiltStacks:
     def _merge(self, before: BuiltStacks, inverted: bool) -> tuple[Numbers, Numbers]:
         """Return `sort` of the whole stacks from that of those before."""
 
-        def key(place: int) -> bytes:
-            return self._functions_of(place, inverted).astype(">u4").tobytes()
+        def key(index: int) -> bytes:
+            return self._functions_of(index, inverted).astype(">u4").tobytes()
 
         order, common = before._orders[inverted]
         new = sorted(range(len(before), len(self)), key=key)
-        at = [bisect_right(order, key(place), key=key) for place in new]
+        at = [bisect_right(order, key(index), key=key) for index in new]
         order, common = np.insert(order, at, new), np.insert(common, at, 0)
         moved = np.array(at) + np.arange(len(at))
-        for place in np.unique(np.append(moved, moved + 1)).tolist():
-            if 0 < place < len(order):
-                one, other = (self._functions_of(order[each], inverted) for each in (place - 1, place))
+        for index in np.unique(np.append(moved, moved + 1)).tolist():
+            if 0 < index < len(order):
+                one, other = (self._functions_of(order[each], inverted) for each in (index - 1, index))
                 shared = min(len(one), len(other))
-                common[place] = next(iter(np.flatnonzero(one[:shared] != other[:shared])), shared)
+                common[index] = next(iter(np.flatnonzero(one[:shared] != other[:shared])), shared)
         return order, common
 
-    def _functions_of(self, place: int, inverted: bool) -> Numbers:
-        functions = self.functions[self.starts[place] : self.starts[place + 1]]
+    def _functions_of(self, index: int, inverted: bool) -> Numbers:
+        functions = self.functions[self.starts[index] : self.starts[index + 1]]
         return functions[::-1] if inverted else functions
 
     def parts_of(self, function: int | None, inverted: bool, used: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Return places of stacks, and where a part of each begins and ends.
+        """Return indexes of stacks, and where a part of each begins and ends.
 
         Args:
             function: the part from its outermost call on, of `used` stacks that have it; None for all of each stack.
@@ -171,10 +171,12 @@ class BuiltStacks:
             return np.arange(len(self)), self.starts[:-1], self.starts[1:]
         at = np.flatnonzero(self.functions == function)
         at = at[used[self.stack_of[at]]]
-        places, first = np.unique(self.stack_of[at], return_index=True)
+        indexes, first = np.unique(self.stack_of[at], return_index=True)
         outermost = at[first]
         return (
-            (places, self.starts[places], outermost + 1) if inverted else (places, outermost, self.starts[places + 1])
+            (indexes, self.starts[indexes], outermost + 1)
+            if inverted
+            else (indexes, outermost, self.starts[indexes + 1])
         )
 
     def order(self, inverted: bool) -> tuple[Numbers, Numbers]:
@@ -199,16 +201,17 @@ class BuiltStacks:
         common = np.full(len(length), -1)
         step = -1 if inverted else 1
         functions = self.functions if len(self.functions) else np.full(1, -1)  # `take` clips to no end of nothing
-        places, group = np.arange(len(length)), np.zeros(len(length), np.int64)  # in the order, of those that are alike
+        indexes = np.arange(len(length))  # in the order, of those that are alike
+        group = np.zeros(len(length), np.int64)
         for depth in range(int(length.max(initial=0)) + 1):
-            part = order[places]
+            part = order[indexes]
             function = np.where(length[part] > depth, functions.take(position[part] + step * depth, mode="clip"), -1)
             keys = group * (self.function_count + 1) + function + 1
             by_key = np.argsort(keys, kind="stable")
-            order[places] = part[by_key]
+            order[indexes] = part[by_key]
             changes = np.diff(keys[by_key], prepend=-1) != 0
-            common[places[changes & (common[places] < 0)]] = depth
+            common[indexes[changes & (common[indexes] < 0)]] = depth
             group = np.cumsum(changes) - 1
             is_alike = (np.bincount(group) > 1)[group] & (function[by_key] >= 0)
-            places, group = places[is_alike], group[is_alike]
+            indexes, group = indexes[is_alike], group[is_alike]
         return order, np.where(common < 0, length[order], common)

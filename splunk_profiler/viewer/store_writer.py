@@ -161,16 +161,16 @@ class StoreWriter:
         ).fetchall()
         is_full = sum(length for *_, length in waiting) > _MAX_WAITING_BYTES
         due = [
-            (place, length) for place, received_ns, _, length in waiting if is_full or received_ns <= now_ns - hold_ns
+            (row_id, length) for row_id, received_ns, _, length in waiting if is_full or received_ns <= now_ns - hold_ns
         ]
         if not due:
             return False
         sizes = np.cumsum([length for _, length in due])
-        batch = [place for place, _ in due[: 1 + int(np.searchsorted(sizes, _MAX_BATCH_BYTES))]]
+        batch = [row_id for row_id, _ in due[: 1 + int(np.searchsorted(sizes, _MAX_BATCH_BYTES))]]
         later = RecordReader(Recording())
-        for place in {place for place, _, is_traces, _ in waiting if is_traces}.difference(batch):
+        for row_id in {row_id for row_id, _, is_traces, _ in waiting if is_traces}.difference(batch):
             with suppress(*UNREADABLE):  # it is dropped when it is due
-                later.add_request(self._line(place))
+                later.add_request(self._line(row_id))
         dropped += self._store(batch, later.span_names, now_ns + AHEAD_NS)
         return len(batch) < len(due)
 
@@ -179,8 +179,8 @@ class StoreWriter:
         reader = RecordReader(Recording())
         reader.recording.units.update(read_units(self._keeping))
         try:
-            for place in batch:
-                reader.add_request(self._line(place))
+            for row_id in batch:
+                reader.add_request(self._line(row_id))
             reader.name_spans(names)
             reader.name_spans(read_span_names(self._keeping, reader.unnamed_spans()))
             self._make_parts(batch, reader.recording, reader.unread, until_ns)
@@ -196,21 +196,21 @@ class StoreWriter:
     def _make_parts(self, batch: Sequence[int], recording: Recording, unread: int, until_ns: int) -> None:
         with transaction(self._keeping):
             self._add(recording, unread, until_ns)
-            self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(place,) for place in batch])
+            self._keeping.executemany("DELETE FROM requests WHERE id = ?", [(row_id,) for row_id in batch])
         spans = (span for of_trace in recording.spans.values() for span in of_trace.values())
         periods = {(span.start_ns // HOUR_NS, span.end_ns // HOUR_NS) for span in spans}
         self._named_hours -= {
             hour for hour in self._named_hours if any(first <= hour <= last for first, last in periods)
         }
 
-    def _line(self, place: int) -> bytes:
-        ((line,),) = self._keeping.execute("SELECT line FROM requests WHERE id = ?", (place,))
+    def _line(self, row_id: int) -> bytes:
+        ((line,),) = self._keeping.execute("SELECT line FROM requests WHERE id = ?", (row_id,))
         return zlib.decompress(line)
 
     def _add(self, recording: Recording, unread: int, until_ns: int) -> int:
-        functions = [self._place("functions", list(function)) for function in recording.functions]
-        stacks = self._stack_places(recording, np.array(functions, np.int32))
-        facets = np.array([self._place("facets", list(each)) for each in recording.facets], np.int32)
+        functions = [self._row_id("functions", list(function)) for function in recording.functions]
+        stacks = self._stack_row_ids(recording, np.array(functions, np.int32))
+        facets = np.array([self._row_id("facets", list(each)) for each in recording.facets], np.int32)
         units = read_units(self._keeping)
         names = {name: name_value(units, name, unit) for name, unit in recording.units.items()}
         for columns in recording.columns():
@@ -232,20 +232,20 @@ class StoreWriter:
             self._keeping.execute("INSERT INTO unread VALUES (?)", (unread,))
         return unread
 
-    def _stack_places(self, recording: Recording, functions: Numbers) -> Numbers:
-        places = []
+    def _stack_row_ids(self, recording: Recording, functions: Numbers) -> Numbers:
+        row_ids = []
         for stack in range(len(recording.stacks)):
             frames = np.frombuffer(recording.stacks.packed(stack), np.int32).reshape(-1, 2).copy()
             frames[:, 0] = functions[frames[:, 0]]
             content = frames.tobytes()
             digest = hashlib.blake2b(content, digest_size=16).digest()
-            places.append(self._place_of("stacks", "digest", digest, {"frames": content}))
-        return np.array(places, np.int32)
+            row_ids.append(self._find_or_insert("stacks", "digest", digest, {"frames": content}))
+        return np.array(row_ids, np.int32)
 
-    def _place(self, table: str, content: list[Any]) -> int:
-        return self._place_of(table, "content", _json(content), {})
+    def _row_id(self, table: str, content: list[Any]) -> int:
+        return self._find_or_insert(table, "content", _json(content), {})
 
-    def _place_of(self, table: str, column: str, key: str | bytes, more: dict[str, bytes]) -> int:
+    def _find_or_insert(self, table: str, column: str, key: str | bytes, more: dict[str, bytes]) -> int:
         found = self._keeping.execute(f"SELECT id FROM {table} WHERE {column} = ?", (key,)).fetchone()
         if found is None:
             names, marks = ", ".join([column, *more]), ", ".join("?" * (1 + len(more)))
@@ -266,55 +266,55 @@ class StoreWriter:
         """
         groups = self._groups("NOT is_summed", HOUR_NS)
         over = {hour for hour, _ in groups if (hour + 1) * HOUR_NS + _LATE_NS < now_ns}
-        for hour, places in groups:
+        for hour, row_ids in groups:
             is_unnamed = hour in over and hour not in self._named_hours
-            if is_unnamed or len(places) > (1 if hour in over else _MAX_PARTS):
-                columns = self._read(places)
+            if is_unnamed or len(row_ids) > (1 if hour in over else _MAX_PARTS):
+                columns = self._read(row_ids)
                 named = self._named(columns)
-                if len(places) > 1 or (named.facets != columns.facets).any():
-                    self._exchange(places, [named])
+                if len(row_ids) > 1 or (named.facets != columns.facets).any():
+                    self._exchange(row_ids, [named])
         self._named_hours = over
 
     def _sum_by_minute(self, now_ns: int) -> None:
         """Make sums by minute of the samples of a day when all of them are old enough."""
-        for period, places in self._groups("1", DAY_NS):
+        for period, row_ids in self._groups("1", DAY_NS):
             if (period + 1) * DAY_NS > now_ns - self._limits.samples_ns:
                 continue
-            marks = ",".join("?" * len(places))
+            marks = ",".join("?" * len(row_ids))
             ((unsummed,),) = self._keeping.execute(
-                f"SELECT count(*) FROM parts WHERE id IN ({marks}) AND NOT is_summed", places
+                f"SELECT count(*) FROM parts WHERE id IN ({marks}) AND NOT is_summed", row_ids
             )
             if unsummed:
-                columns = self._named(self._read(places))
-                self._exchange(places, by_minute(columns, self._processes(columns)), is_summed=True)
+                columns = self._named(self._read(row_ids))
+                self._exchange(row_ids, by_minute(columns, self._processes(columns)), is_summed=True)
 
-    def _exchange(self, places: Sequence[int], columns: Sequence[Columns], *, is_summed: bool = False) -> None:
+    def _exchange(self, row_ids: Sequence[int], columns: Sequence[Columns], *, is_summed: bool = False) -> None:
         """Put others in the place of parts. Requests wait for the transaction alone, not for what takes long."""
         parts = [_part(each, is_summed=is_summed) for each in columns]
         with transaction(self._keeping):
-            self._keeping.executemany("DELETE FROM parts WHERE id = ?", [(place,) for place in places])
+            self._keeping.executemany("DELETE FROM parts WHERE id = ?", [(row_id,) for row_id in row_ids])
             self._insert(parts)
 
     def _groups(self, condition: str, period_ns: int) -> list[tuple[int, list[int]]]:
         """Return the parts that have the same values and begin in the same period."""
         groups: dict[tuple[int, str], list[int]] = {}
         rows = self._keeping.execute(f"SELECT since_ns / {period_ns}, names, id FROM parts WHERE {condition}")
-        for period, names, place in rows:
-            groups.setdefault((period, names), []).append(place)
-        return [(period, places) for (period, _), places in groups.items()]
+        for period, names, row_id in rows:
+            groups.setdefault((period, names), []).append(row_id)
+        return [(period, row_ids) for (period, _), row_ids in groups.items()]
 
-    def _read(self, places: Sequence[int]) -> Columns:
+    def _read(self, row_ids: Sequence[int]) -> Columns:
         """Return the samples of parts."""
         parts = []
-        for place in places:
-            ((names, content),) = self._keeping.execute("SELECT names, content FROM parts WHERE id = ?", (place,))
+        for row_id in row_ids:
+            ((names, content),) = self._keeping.execute("SELECT names, content FROM parts WHERE id = ?", (row_id,))
             parts.append(unpack(content, json.loads(names)))
         return joined(parts)
 
     def _named(self, columns: Columns) -> Columns:
         """Return samples with the names of spans that ended after these had become parts."""
         known = self._known_facets(columns)
-        unnamed = [place for place, facets in known.items() if facets.span == UNKNOWN_SPAN]
+        unnamed = [row_id for row_id, facets in known.items() if facets.span == UNKNOWN_SPAN]
         rows = np.flatnonzero(np.isin(columns.facets, unnamed))
         count = len(columns.spans.ids)
         numbered = columns.facets[rows].astype(np.int64) * count + columns.span[rows]
@@ -323,9 +323,9 @@ class StoreWriter:
         names = read_span_names(self._keeping, {key for _, key in given})
         named = [facets.named(names[key]) if key in names else facets for facets, key in given]
         with transaction(self._keeping):
-            places = {each: self._place("facets", list(each)) for each in set(named)}
+            row_ids = {each: self._row_id("facets", list(each)) for each in set(named)}
         facets = columns.facets.astype(np.int32)
-        facets[rows] = np.array([places[each] for each in named], np.int32)[which]
+        facets[rows] = np.array([row_ids[each] for each in named], np.int32)[which]
         return replace(columns, facets=facets)
 
     def _processes(self, columns: Columns) -> Numbers:
@@ -333,15 +333,15 @@ class StoreWriter:
         known = self._known_facets(columns)
         numbers: dict[str, int] = {}
         of_facets = np.zeros(max(known, default=0) + 1, np.int64)
-        for place, facets in known.items():
-            of_facets[place] = numbers.setdefault(facets.process, len(numbers))
+        for row_id, facets in known.items():
+            of_facets[row_id] = numbers.setdefault(facets.process, len(numbers))
         return of_facets[columns.facets]
 
     def _known_facets(self, columns: Columns) -> dict[int, Facets]:
         found = {}
-        for place in np.unique(columns.facets).tolist():
-            ((content,),) = self._keeping.execute("SELECT content FROM facets WHERE id = ?", (place,))
-            found[place] = read_facets(content)
+        for row_id in np.unique(columns.facets).tolist():
+            ((content,),) = self._keeping.execute("SELECT content FROM facets WHERE id = ?", (row_id,))
+            found[row_id] = read_facets(content)
         return found
 
 

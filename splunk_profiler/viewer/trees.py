@@ -1,6 +1,6 @@
 """Trees of weighted stacks and of spans, the top table, and the lines of a function. Pure.
 
-Weights are arrays by the stack's place in the table; sums are exact up to 2 to the 53rd.
+Weights are arrays by the stack's index in the table; sums are exact up to 2 to the 53rd.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def call_tree(
 def _parts(stacks: Stacks, weights: Numbers, before: Numbers, inverted: bool, function: int | None) -> _Parts:
     """Return the stacks that have any weight, or parts of them."""
     table = stacks.built()
-    places, starts, ends = table.parts_of(function, inverted, (weights != 0) | (before != 0))
+    indexes, starts, ends = table.parts_of(function, inverted, (weights != 0) | (before != 0))
     length, position = ends - starts, ends - 1 if inverted else starts
     order, common = table.order(inverted) if function is None else table.sort(position, length, inverted)
-    weight, before = weights[places[order]], before[places[order]]
+    weight, before = weights[indexes[order]], before[indexes[order]]
     used = np.flatnonzero((weight != 0) | (before != 0))
     # What two have in common is the least that any neighbours between them have.
     common = np.minimum.reduceat(common[: used[-1] + 1], np.append(0, used[:-1] + 1)) if len(used) else used
@@ -129,8 +129,8 @@ def _lightest(parts: _Parts, max_nodes: int) -> float:
 
 def _chosen(rows: _Rows, which: Numbers) -> _Rows:
     """Return those that are True."""
-    places = np.flatnonzero(which)  # once for all fields: a mask is slower to take by
-    return type(rows)(*(each.take(places) for each in rows))
+    indexes = np.flatnonzero(which)  # once for all fields: a mask is slower to take by
+    return type(rows)(*(each.take(indexes) for each in rows))
 
 
 def _joined(trees: Sequence[Tree]) -> Tree:
@@ -146,12 +146,12 @@ def _prune(tree: Tree, pruned: Sequence[Tree], max_nodes: int) -> Tree:
     ranks = np.empty_like(order)
     ranks[order] = np.arange(len(order))
     kept = ranks < _count_kept(ranks, tree.parent, pruned, max_nodes)
-    places = np.cumsum(kept) - 1
+    indexes = np.cumsum(kept) - 1
     result = _chosen(tree, kept)
-    result = result._replace(parent=np.where(result.parent < 0, -1, places[result.parent]))
+    result = result._replace(parent=np.where(result.parent < 0, -1, indexes[result.parent]))
     small = _joined([_chosen(tree, ~kept), *pruned])
     small = _chosen(small, kept[small.parent])
-    parents, first, which, counts = np.unique(places[small.parent], True, True, True)
+    parents, first, which, counts = np.unique(indexes[small.parent], True, True, True)
     total, before = (np.bincount(which, each, len(parents)) for each in (small.total, small.before))
     is_itself = (counts == 1) & (small.own == small.total)[first]
     function, line = np.where(is_itself, small.function[first], SMALL), np.where(is_itself, small.line[first], 0)
@@ -162,7 +162,7 @@ def _count_kept(ranks: Numbers, parent: Numbers, pruned: Sequence[Tree], max_nod
     """Return how many of the heaviest nodes there are room for, with one more for each that has other children.
 
     Args:
-        ranks: the place of each node among the heaviest.
+        ranks: the index of each node among the heaviest.
         parent: of each node.
         pruned: children of them that are not kept.
         max_nodes: the room.
@@ -182,10 +182,10 @@ def _count_kept(ranks: Numbers, parent: Numbers, pruned: Sequence[Tree], max_nod
 def _sorted(tree: Tree) -> Tree:
     """Put the children of each node side by side, the heaviest first; each stays after its parent."""
     order = np.lexsort((-tree.total, tree.parent))
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
+    indexes = np.empty_like(order)
+    indexes[order] = np.arange(len(order))
     tree = Tree(*(each[order] for each in tree))
-    return tree._replace(parent=np.where(tree.parent < 0, -1, places[tree.parent]))
+    return tree._replace(parent=np.where(tree.parent < 0, -1, indexes[tree.parent]))
 
 
 def top_table(
@@ -223,7 +223,7 @@ def line_weights(stacks: Stacks, weights: Numbers, function: int) -> dict[int, t
     own = np.bincount(which[is_leaf], of_stack[is_leaf], len(lines))
     once = np.unique(table.stack_of[at].astype(np.int64) * (len(lines) + 1) + which, return_index=True)[1]
     total = np.bincount(which[once], of_stack[once], len(lines))
-    return {line: (int(own[place]), int(total[place])) for place, line in enumerate(lines.tolist())}
+    return {line: (int(own[index]), int(total[index])) for index, line in enumerate(lines.tolist())}
 
 
 def span_tree(spans: Iterable[Span]) -> list[SpanRow]:

@@ -36,7 +36,7 @@ def week(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     for name, times in times_ns.items():
         frames = [recording.function_id(name, "/srv/shop.py", "application"), 1]
-        stack = recording.stacks.place(b"".join(each.to_bytes(4, "little") for each in frames))
+        stack = recording.stacks.index(b"".join(each.to_bytes(4, "little") for each in frames))
         for time_ns in times:
             recording.add(Sample(time_ns, stack, facets, {"wall": SECOND_NS}, duration_ns=10 * SECOND_NS))
     path = tmp_path_factory.mktemp("week") / "store.db"

@@ -25,7 +25,7 @@ def weighted(*stacks: tuple[int, Sequence[int]]) -> WeightedStacks:
     """Return stacks, each a weight, and functions and lines by turns."""
     table = Stacks()
     for _, frames in stacks:
-        table.place(array("i", frames).tobytes())
+        table.index(array("i", frames).tobytes())
     return table.weighted(np.array([float(weight) for weight, _ in stacks]))
 
 

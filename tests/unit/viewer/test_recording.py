@@ -17,7 +17,7 @@ TRACES = [letter * 32 for letter in "abc"]
 def recording(*samples: tuple[int, str, str, dict[str, int]]) -> Recording:
     found = Recording()
     found.units.update(cpu="nanoseconds", inuse_space="bytes")
-    stack = found.stacks.place(np.array([found.function_id("main", "main.py", "application"), 1], np.int32).tobytes())
+    stack = found.stacks.index(np.array([found.function_id("main", "main.py", "application"), 1], np.int32).tobytes())
     for time_ns, process, endpoint, weights in samples:
         facets = Facets("shop", "", process, endpoint, "main", "application", "running")
         if "inuse_space" in weights:
@@ -142,7 +142,7 @@ def test_answers_are_about_the_samples_that_there_are_now() -> None:
     assert answers() == answers() == (3, 1, [1])
     place = found.add(Sample(30, 0, 0, {"cpu": 4}))
     assert answers() == answers() == (7, 5, [5])
-    found.stacks.place(b"12345678")  # of no sample
+    found.stacks.index(b"12345678")  # of no sample
     assert answers() == (7, 5, [5])
     found.name_span(place, "SELECT")
     assert total(found, Selection("cpu", filters={"span": frozenset({"SELECT"})})) == 4
@@ -209,7 +209,7 @@ def test_samples_are_by_time_whatever_order_they_came_in() -> None:
 def test_traces_with_ids_of_opentelemetry_are_chosen_and_ranked() -> None:
     found = recording()
     found.units.update(cpu="nanoseconds")
-    stack = found.stacks.place(b"")
+    stack = found.stacks.index(b"")
     for place, trace in enumerate([TRACES[0], TRACES[1], TRACES[1], "hostile" * 1000, "ü" * 32, ""]):
         facets = found.facets_id(Facets("shop", "", "1", f"endpoint {place}", "main", "", ""))
         found.add(Sample(10 + place, stack, facets, {"cpu": 1 << place}, (trace, f"{place:016x}")))

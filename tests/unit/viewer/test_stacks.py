@@ -28,7 +28,7 @@ def test_table_that_grows_is_the_same_as_one_made_at_once(seed: int) -> None:
         for _ in range(chosen.choice((0, 1, 1, 3, 200)) if step else 500):
             known = len(stacks)
             stack = _random_stack(chosen) if chosen.random() < 0.9 else array("i", (5 + step, 1)).tobytes()
-            if stacks.place(stack) == known:
+            if stacks.index(stack) == known:
                 frames.frombytes(stack)
                 starts.append(len(frames) // 2)
         stacks.prepare()
@@ -50,7 +50,7 @@ def _assert_same(grown: BuiltStacks, whole: BuiltStacks) -> None:
 def test_sorted_stacks_begin_like_the_one_before_as_far_as_is_said() -> None:
     chosen, stacks = random.Random(7), Stacks()
     for _ in range(300):
-        stacks.place(_random_stack(chosen))
+        stacks.index(_random_stack(chosen))
     order, common = stacks.built().order(inverted=False)
     functions = [[frame.function for frame in stacks.frames(int(place))] for place in order]
     assert functions == sorted(functions)

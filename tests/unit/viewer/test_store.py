@@ -147,7 +147,7 @@ def test_a_stored_timeline_has_no_steps_shorter_than_profiles_or_sums(tmp_path: 
     recording.units.update(wall="nanoseconds")
     facets = recording.facets_id(Facets(service="shop"))
     for second in (0, 200):
-        sample = Sample(NOON_NS + second * 10**9, recording.stacks.place(b""), facets, {"wall": 1}, duration_ns=10**10)
+        sample = Sample(NOON_NS + second * 10**9, recording.stacks.index(b""), facets, {"wall": 1}, duration_ns=10**10)
         recording.add(sample)
     path = tmp_path / "store.db"
     with writing(path) as writer:
@@ -163,7 +163,7 @@ def test_a_stored_timeline_has_no_steps_shorter_than_profiles_or_sums(tmp_path: 
 def heap(recording: Recording, time_ns: int, process: str, allocated: int, in_use: int) -> None:
     recording.units.update(alloc_space="bytes", inuse_space="bytes")
     recording.note_heap(process, time_ns)
-    stack = recording.stacks.place(np.array([recording.function_id("main", "main.py", ""), 1], np.int32).tobytes())
+    stack = recording.stacks.index(np.array([recording.function_id("main", "main.py", ""), 1], np.int32).tobytes())
     facets = recording.facets_id(Facets(service="shop", process=process))
     recording.add(Sample(time_ns, stack, facets, {"alloc_space": allocated, "inuse_space": in_use}))
 

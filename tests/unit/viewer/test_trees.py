@@ -27,7 +27,7 @@ class Weighed:
     ) -> None:
         self.stacks = Stacks()
         places = {
-            stack: self.stacks.place(np.array(stack, np.int32).tobytes()) for stack in [*weights, *(before or {})]
+            stack: self.stacks.index(np.array(stack, np.int32).tobytes()) for stack in [*weights, *(before or {})]
         }
         self.weights, self.before = np.zeros(len(self.stacks)), np.zeros(len(self.stacks))
         for sums, chosen in ((self.weights, weights), (self.before, before or {})):
