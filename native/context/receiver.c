@@ -16,12 +16,12 @@
 
 enum {
     MAX_MESSAGE_BYTES = 64 * 1024, /* messages have 46, or 12 plus a host's name */
-    FULL_BYTES = 64 * 1024,        /* read into one of the two buffers; a buffer with more is full */
+    FULL_BYTES = 64 * 1024,        /* a buffer with more bytes than this is full; there are two */
     MAX_MESSAGES = 1024,           /* in one of the two buffers, including those that were too long */
     /* A buffer that is not full has room for any message. */
     BUFFER_BYTES = FULL_BYTES + sizeof(message_length) + MAX_MESSAGE_BYTES,
     MAX_WAIT_S = 3600,
-    LOOK_AGAIN_MS = 1000, /* whether the socket still exists */
+    CHECK_INTERVAL_MS = 1000, /* of whether the socket still exists */
     NS_PER_S = 1000000000,
 };
 
@@ -30,7 +30,7 @@ static const double END_WAIT_S = 0.5;
 typedef enum { IDLE, RECEIVING, ENDED } receiver_phase; /* IDLE: no thread receives yet */
 
 struct receiver {
-    atomic_int owners; /* who made it, and the thread that receives; the last one frees it */
+    atomic_int owners; /* its maker and the thread that receives; the last one frees it */
     int descriptor;    /* of the MessageSocket, which outlives the receiving */
     dev_t device;      /* with `inode`: identity of the descriptor's file at construction */
     ino_t inode;
@@ -122,7 +122,7 @@ static void receive_until_stopped(receiver *self)
 {
     struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
     while (!atomic_load(&self->stopping)) {
-        if (!is_same_socket(self) || (poll(&socket, 1, LOOK_AGAIN_MS) < 0 && errno != EINTR)) {
+        if (!is_same_socket(self) || (poll(&socket, 1, CHECK_INTERVAL_MS) < 0 && errno != EINTR)) {
             return;
         }
         read_result last = receive_queued(self);
@@ -254,7 +254,7 @@ int receiver_start_with_message(receiver *self)
     if (!is_own_process(self)) {
         return 0;
     }
-    while (is_idle(self) && is_same_socket(self) && poll(&socket, 1, LOOK_AGAIN_MS) == 0) {
+    while (is_idle(self) && is_same_socket(self) && poll(&socket, 1, CHECK_INTERVAL_MS) == 0) {
     }
     return receiver_start(self); /* the thread finds out by itself if the socket no longer exists */
 }

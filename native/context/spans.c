@@ -172,7 +172,7 @@ static trace_root *find_root(const uint8_t *trace_id)
     return NULL;
 }
 
-static void remember_root(const encoded_span *span)
+static void save_root(const encoded_span *span)
 {
     trace_root *root = find_root(span->trace_id);
     if (root == NULL) {
@@ -239,7 +239,7 @@ error:
             cache_identity(config, span, made);
             *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
             if (*identity != NULL && find_root((*identity)->bytes.trace_id) == NULL) {
-                remember_root(&(*identity)->bytes);
+                save_root(&(*identity)->bytes);
             }
             result = FOUND;
         }
@@ -293,7 +293,7 @@ static void assign_identity(PyTypeObject *type, const publisher_config *config, 
     }
     inherit_local_root(config, context, &ids);
     if (memcmp(ids.local_root_id, ids.span_id, SPAN_ID_BYTES) == 0) {
-        remember_root(&ids);
+        save_root(&ids);
     }
     if (publisher_active_config() != NULL) {
         PyObject *identity = (PyObject *)identity_new(type, &ids);

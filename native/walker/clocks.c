@@ -90,7 +90,7 @@ static void return_table(ticker_state *ticker, clock_table *table)
 
 clocks_change clocks_read(ticker_state *ticker, int64_t deadline_ns)
 {
-    clocks_change change = CLOCKS_STOOD;
+    clocks_change change = CLOCKS_QUIET;
     clock_table *table = atomic_exchange(&ticker->clocks.table, NULL);
     if (table == NULL) {
         return CLOCKS_UNKNOWN; /* the next capture reads the clocks itself */
@@ -109,13 +109,13 @@ clocks_change clocks_read(ticker_state *ticker, int64_t deadline_ns)
         if (entry->has_run && !gil_keeper_is_profiler_id(entry->native_id)) {
             change = CLOCKS_RAN;
         }
-        else if (change == CLOCKS_STOOD && cpu_ns % COARSE_TICK_NS == 0) {
+        else if (change == CLOCKS_QUIET && cpu_ns % COARSE_TICK_NS == 0) {
             change = CLOCKS_UNKNOWN;
         }
     }
-    table->stands = change == CLOCKS_STOOD;
-    table->has_stood = table->has_stood && table->stands;
-    if (table->stands && !table->has_stood) {
+    table->is_quiet = change == CLOCKS_QUIET;
+    table->was_quiet_since_snapshot = table->was_quiet_since_snapshot && table->is_quiet;
+    if (table->is_quiet && !table->was_quiet_since_snapshot) {
         change = CLOCKS_UNKNOWN;
     }
     return_table(ticker, table);
@@ -151,7 +151,7 @@ void clocks_read_again(ticker_state *ticker)
 }
 
 /* Return the table with the threads of a snapshot; NULL: no memory. */
-static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot, bool has_stood)
+static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot, bool is_quiet)
 {
     if (table == NULL || table->capacity < snapshot->count) {
         size_t capacity = snapshot->count * 2;
@@ -163,7 +163,7 @@ static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot
         table->capacity = capacity;
     }
     table->deadline_ns = -1;
-    table->has_stood = has_stood;
+    table->was_quiet_since_snapshot = is_quiet;
     table->count = snapshot->count;
     int64_t now_ns = monotonic_ns();
     for (size_t i = 0; i < snapshot->count; i++) {
@@ -200,7 +200,7 @@ void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_
     size_t index = 0;
     clock_table *table = atomic_exchange(&ticker->clocks.table, NULL);
     bool fits = table != NULL && !snapshot->is_focused && table->deadline_ns == deadline_ns;
-    bool has_stood = fits && table->stands;
+    bool is_quiet = fits && table->is_quiet;
     snapshot->process_cpu_ns = fits ? table->process_ns : clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     for (size_t i = 0; i < snapshot->count; i++) {
         raw_thread *thread = &snapshot->threads[i];
@@ -211,8 +211,8 @@ void clocks_fill(ticker_state *ticker, raw_snapshot *snapshot, int64_t deadline_
         else {
             fill_thread(thread, entry);
         }
-        has_stood = has_stood && entry != NULL
-                    && (thread->state == THREAD_WAITING || gil_keeper_is_profiler_id((pid_t)thread->native_id));
+        is_quiet = is_quiet && entry != NULL
+                   && (thread->state == THREAD_WAITING || gil_keeper_is_profiler_id((pid_t)thread->native_id));
     }
-    return_table(ticker, is_last ? build_table(table, snapshot, has_stood) : table);
+    return_table(ticker, is_last ? build_table(table, snapshot, is_quiet) : table);
 }

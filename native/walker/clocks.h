@@ -38,10 +38,10 @@ typedef struct {
 
 /* The clocks at one deadline. */
 typedef struct {
-    int64_t deadline_ns; /* deadline of the capture that they are for; 0: it has none */
-    int64_t process_ns;  /* CPU time of the process, read first */
-    bool stands;         /* no thread of the application has run since the previous reading */
-    bool has_stood;      /* nor since the snapshot of these threads, which says of none that it ran */
+    int64_t deadline_ns;           /* deadline of the capture that they are for; 0: it has none */
+    int64_t process_ns;            /* CPU time of the process, read first */
+    bool is_quiet;                 /* no thread of the application has run since the previous reading */
+    bool was_quiet_since_snapshot; /* nor since the snapshot of these threads, which says of none that it ran */
     size_t count, capacity;
     clock_entry entries[]; /* oldest thread first */
 } clock_table;
@@ -62,9 +62,9 @@ int64_t monotonic_ns(void);
 void init_condition(pthread_cond_t *condition); /* for waits until a time of monotonic_ns */
 void wait_on_condition(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t until_ns);
 /* Read the clocks of the last snapshot's threads for the next one. RAN: threads of the application ran since the
- * previous deadline; the caller waits CLOCKS_PROBE_NS and reads them again, to find those that run now. STOOD: none
+ * previous deadline; the caller waits CLOCKS_PROBE_NS and reads them again, to find those that run now. QUIET: none
  * did, and that snapshot says of none that it ran. */
-typedef enum { CLOCKS_UNKNOWN, CLOCKS_STOOD, CLOCKS_RAN } clocks_change;
+typedef enum { CLOCKS_UNKNOWN, CLOCKS_QUIET, CLOCKS_RAN } clocks_change;
 clocks_change clocks_read(struct ticker_state *ticker, int64_t deadline_ns);
 void clocks_read_again(struct ticker_state *ticker);
 /* Write the clocks to a snapshot; read those that are missing. `is_last`: the next snapshot continues from

@@ -18,7 +18,7 @@
 #define MAX_PLACES 256
 #define UNIT       ((int)sizeof(_Py_CODEUNIT))
 
-/* What tells a lock; borrowed. */
+/* Types and code by which locks and waits for them are recognized; borrowed. */
 typedef struct {
     PyTypeObject *lock;      /* of threading.Lock() */
     PyTypeObject *rlock;     /* of threading.RLock() */
@@ -116,16 +116,16 @@ static const PyObject *entered_lock(const lock_kinds *kinds, const PyObject *val
     return is_lock ? value : NULL;
 }
 
-typedef bool (*see_frame)(lock_search *, const thread_top *, compat_frame *, compat_frame *, void *);
+typedef bool (*frame_visitor)(lock_search *, const thread_top *, compat_frame *, compat_frame *, void *);
 
-/* Call `see` with the two newest frames of each thread, the leaf first, until it returns true for one: the second is that
+/* Call `visit` with the two newest frames of each thread, the leaf first, until it returns true for one: the second is that
  * of a `with` whose `__enter__` is in Python, as that of `threading.Condition`. `callee`: what it calls, or NULL. */
-static void visit_tops(lock_search *search, see_frame see, void *argument)
+static void visit_tops(lock_search *search, frame_visitor visit, void *argument)
 {
     for (size_t i = 0; i < search->top_count; i++) {
         const thread_top *top = &search->tops[i];
         compat_frame *frame = top->frame, *callee = NULL;
-        for (int depth = 0; depth < 2 && frame != NULL && !see(search, top, frame, callee, argument); depth++) {
+        for (int depth = 0; depth < 2 && frame != NULL && !visit(search, top, frame, callee, argument); depth++) {
             callee = frame;
             frame = compat_caller_frame(frame);
         }
@@ -163,8 +163,8 @@ static bool is_listed(PyObject *places, compat_frame *frame)
 }
 
 /* CPython switches threads at the end of a call. A thread that has got its RLock may still be in the one that did it. */
-static bool see_waiting(lock_search *search, const thread_top *top, compat_frame *frame, compat_frame *callee,
-                        void *places)
+static bool count_waiter(lock_search *search, const thread_top *top, compat_frame *frame, compat_frame *callee,
+                         void *places)
 {
     int position = entered_position(compat_frame_code(frame), compat_frame_offset(frame));
     if (position < 0 || !is_listed(places, frame)) {
@@ -309,7 +309,7 @@ PyObject *locks_capture_holders(ticker_state *ticker, const module_state *module
     if (search == NULL) {
         return PyErr_NoMemory();
     }
-    visit_tops(search, see_waiting, places);
+    visit_tops(search, count_waiter, places);
     if (search->lock_count > 0) {
         find_holders(search);
         count = capture_threads(search, threads);
@@ -326,8 +326,8 @@ typedef struct {
     size_t count;
 } place_list;
 
-static bool see_place(lock_search *Py_UNUSED(search), const thread_top *Py_UNUSED(top), compat_frame *frame,
-                      compat_frame *Py_UNUSED(callee), void *argument)
+static bool list_place(lock_search *Py_UNUSED(search), const thread_top *Py_UNUSED(top), compat_frame *frame,
+                       compat_frame *Py_UNUSED(callee), void *argument)
 {
     place_list *places = argument;
     PyCodeObject *code = compat_frame_code(frame);
@@ -353,7 +353,7 @@ PyObject *locks_entered_places(ticker_state *ticker)
     if (search == NULL) {
         return PyErr_NoMemory();
     }
-    visit_tops(search, see_place, &places);
+    visit_tops(search, list_place, &places);
     free(search);
     PyObject *listed = PyList_New(0);
     for (size_t i = 0; i < places.count; i++) {

@@ -1,7 +1,7 @@
 /* Tells whether the process can make more threads, for libraries that abort it if they cannot make theirs.
  *
- * The threads run no Python code and are joined. Ones of `_thread` would need the GIL once more, after all that can be
- * waited for, and gRPC keeps it while it makes its own.
+ * The threads run no Python code and are joined. Threads of `_thread` take the GIL once more as they end, after all that
+ * Python can wait for. gRPC holds the GIL while it makes its own threads, so those would still exist.
  */
 #include "module_state.h"
 

@@ -228,7 +228,7 @@ static bool store_deadline(ticker_state *ticker, PyThreadState *self, const sche
 {
     int64_t missed = tick->skipped;
     clocks_change change = tick->is_focused ? CLOCKS_UNKNOWN : clocks_read(ticker, tick->deadline_ns);
-    if (change == CLOCKS_STOOD && ticker->arguments.skips_quiet && is_quiet_deadline(ticker, tick)) {
+    if (change == CLOCKS_QUIET && ticker->arguments.skips_quiet && is_quiet_deadline(ticker, tick)) {
         ticker_state_count(ticker, COUNTERS_due, 1);
         return false;
     }
