@@ -202,6 +202,37 @@ PyObject *spans_known_local_root(PyObject *module, PyObject *trace_id)
     return root != NULL ? compat_int_from_bytes(root->local_root_id, SPAN_ID_BYTES) : Py_NewRef(Py_None);
 }
 
+/* Discard or defer the exception that is set, if there is one. It is none that `identify` raised, which catches its own.
+ * It is discarded if it says that `identify` cannot be called so deep down, or without memory. */
+static void handle_exception(void)
+{
+    if (!PyErr_Occurred()) {
+        return;
+    }
+    if (PyErr_ExceptionMatches(PyExc_RecursionError) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        discard_exception();
+    }
+    else {
+        defer_exception();
+    }
+}
+
+/* Cache what `identify` has returned, None or an identity; set `identity`, owned, or NULL for None. */
+static lookup_result accept_identity(const publisher_config *config, PyObject *span, PyObject *made,
+                                     Identity **identity)
+{
+    if (made != Py_None && !is_identity(made)) {
+        publisher_counters[FAILED]++;
+        return UNKNOWN;
+    }
+    cache_identity(config, span, made);
+    *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
+    if (*identity != NULL && find_root((*identity)->bytes.trace_id) == NULL) {
+        save_root(&(*identity)->bytes);
+    }
+    return FOUND;
+}
+
 lookup_result spans_identify(const publisher_config *config, PyObject *span, Identity **identity)
 {
     encoded_span ids;
@@ -214,7 +245,7 @@ lookup_result spans_identify(const publisher_config *config, PyObject *span, Ide
     }
     lookup_result found = read_span_context(span, &ids);
     if (publisher_active_config() == NULL) {
-        goto error; /* reading may have run Python code, which may uninstall */
+        goto done; /* reading may have run Python code, which may uninstall */
     }
     if (found == MISSING) {
         made = Py_NewRef(Py_None);
@@ -223,29 +254,12 @@ lookup_result spans_identify(const publisher_config *config, PyObject *span, Ide
         identify = Py_NewRef(config->identify);
         made = PyObject_CallFunctionObjArgs(identify, span, NULL);
     }
-error:
+done:
     end_call(call);
     Py_XDECREF(identify);
-    if (PyErr_Occurred()) { /* not `identify`'s own, unless it cannot be called so deep down, or without memory */
-        if (PyErr_ExceptionMatches(PyExc_RecursionError) || PyErr_ExceptionMatches(PyExc_MemoryError)) {
-            discard_exception();
-        }
-        else {
-            defer_exception();
-        }
-    }
+    handle_exception();
     if (made != NULL && publisher_active_config() != NULL) {
-        if (made == Py_None || is_identity(made)) {
-            cache_identity(config, span, made);
-            *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
-            if (*identity != NULL && find_root((*identity)->bytes.trace_id) == NULL) {
-                save_root(&(*identity)->bytes);
-            }
-            result = FOUND;
-        }
-        else {
-            publisher_counters[FAILED]++;
-        }
+        result = accept_identity(config, span, made, identity);
     }
     Py_XDECREF(made);
     return result;

@@ -181,11 +181,11 @@ static PyObject *find_task(const loop_watch *watch, const running_loop *loop)
     return task;
 }
 
-/* Capture the threads of blocks that have lasted for a third of the threshold. */
-static void capture_threads(ticker_state *ticker, const running_loop *loops, size_t count)
+/* Set `keys` to the threads of blocks that have no stack yet and have lasted for a third of the threshold; return their
+ * number. */
+static size_t find_wanted(const ticker_state *ticker, const running_loop *loops, size_t count, uint64_t *keys)
 {
     loop_watch *watch = ticker->loop_watch;
-    uint64_t keys[MAX_LOOPS];
     size_t wanted = 0;
     for (size_t i = 0; i < count; i++) { /* newest thread first */
         const loop_block *found = find_block(watch, loops[i].thread.key);
@@ -194,6 +194,25 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
             keys[wanted++] = found->key;
         }
     }
+    return wanted;
+}
+
+/* Take the names of the task that a loop runs, as far as it is known. */
+static void read_task(const loop_watch *watch, const running_loop *loop, loop_block *block)
+{
+    PyObject *task = find_task(watch, loop);
+    if (task != NULL) {
+        task_names names = tasks_read_names(task, watch->task_type);
+        block->event.details[GIVEN_NAME] = Py_XNewRef(names.given);
+        block->event.details[COROUTINE_NAME] = Py_XNewRef(names.coroutine);
+    }
+}
+
+static void capture_threads(ticker_state *ticker, const running_loop *loops, size_t count)
+{
+    loop_watch *watch = ticker->loop_watch;
+    uint64_t keys[MAX_LOOPS];
+    size_t wanted = find_wanted(ticker, loops, count, keys);
     if (wanted == 0 || !walk_selected(ticker, keys, wanted)) {
         return;
     }
@@ -204,12 +223,7 @@ static void capture_threads(ticker_state *ticker, const running_loop *loops, siz
         raw_stack *stack = loop == NULL || found == NULL ? NULL : scratch_stack(ticker, scratch);
         if (stack != NULL) {
             thread_materialize(ticker, scratch, stack, &found->event.thread);
-            PyObject *task = find_task(watch, loop);
-            if (task != NULL) {
-                task_names names = tasks_read_names(task, watch->task_type);
-                found->event.details[GIVEN_NAME] = Py_XNewRef(names.given);
-                found->event.details[COROUTINE_NAME] = Py_XNewRef(names.coroutine);
-            }
+            read_task(watch, loop, found);
             found->has_thread = true;
         }
     }

@@ -46,6 +46,23 @@ static void wake_waiter(void)
     (void)syscall(SYS_futex, &sigterm_listener.wake_count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+static void raise_by_default(pid_t pid)
+{
+    restore_default_action();
+    (void)kill(pid, SIGTERM); /* blocked until the handler returns */
+}
+
+/* Wait in the main thread, which has sent the signal, until the waiting thread has parked it. */
+static void wait_until_parked(bool has_gil)
+{
+    for (int polls = 0; !atomic_load(&sigterm_listener.is_main_parked) && polls < MAX_PARK_POLLS; polls++) {
+        (void)poll(NULL, 0, 1);
+    }
+    while (!has_gil && atomic_load(&sigterm_listener.is_main_parked)) {
+        (void)pause(); /* C code would go on until it takes the GIL */
+    }
+}
+
 /* Async-signal-safe. A child after vfork shares our memory; in such a child this writes nothing. */
 static void on_sigterm(int number, siginfo_t *info, void *context)
 {
@@ -59,8 +76,7 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
     const bool has_gil = compat_calling_thread() != NULL;
     const bool is_of_main = compat_is_main_thread() && (has_gil || info->si_code == SI_TKILL);
     if (pid != atomic_load(&sigterm_listener.pid) || (is_from_self && !is_of_main)) {
-        restore_default_action();
-        (void)kill(pid, SIGTERM); /* blocked until this handler returns */
+        raise_by_default(pid);
         errno = saved;
         return;
     }
@@ -69,16 +85,11 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
     }
     atomic_store(&sigterm_listener.is_received, true);
     if (pid != atomic_load(&sigterm_listener.pid)) { /* closed meanwhile; no thread waits */
-        restore_default_action();
-        (void)kill(pid, SIGTERM);
+        raise_by_default(pid);
     }
     wake_waiter();
-    for (int polls = 0; is_from_self && !atomic_load(&sigterm_listener.is_main_parked) && polls < MAX_PARK_POLLS;
-         polls++) {
-        (void)poll(NULL, 0, 1);
-    }
-    while (is_from_self && !has_gil && atomic_load(&sigterm_listener.is_main_parked)) {
-        (void)pause(); /* C code would go on until it takes the GIL */
+    if (is_from_self) {
+        wait_until_parked(has_gil);
     }
     errno = saved;
 }
