@@ -126,10 +126,8 @@ class Ticker(Generic[_Frame, _Stack]):
         """Change the mean distance of two samples."""
     def stop_allocations(self) -> None:
         """End `start_allocations`, for good. Idempotent."""
-    def drain_allocations(self) -> tuple[list[RecordedEvent], list[int], bool]:
+    def drain_allocations(self) -> tuple[list[RecordedEvent], list[int]]:
         """Return the samples, oldest first, and the `live_id` of blocks that are no longer in use.
-
-        The third value is True if another library has removed the hooks and they cannot be added again.
 
         Keeps up to 1,024 samples. Beyond 512 the mean distance grows: each stands for more allocations.
         """

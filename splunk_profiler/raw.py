@@ -110,6 +110,7 @@ class TickerCounters(NamedTuple):
         allocations_lost: sampled allocations without room; their weight is missing.
         live_evicted: sampled blocks in use that are no longer followed, as there were too many.
         live_forgotten: those of which the end may have been missed, as another library had removed the hooks.
+        hooks_refused: drains at which the hooks of the allocators were gone and could not be added again.
         event_ns_sum: time inside captures of events, on the threads on which they happen.
         look_ns_sum: time inside looks at event loops.
     """
@@ -122,6 +123,7 @@ class TickerCounters(NamedTuple):
     allocations_lost: int = 0
     live_evicted: int = 0
     live_forgotten: int = 0
+    hooks_refused: int = 0
     event_ns_sum: int = 0
     look_ns_sum: int = 0
 

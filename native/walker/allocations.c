@@ -299,7 +299,7 @@ PyObject *allocations_drain(ticker_state *ticker, const module_state *module)
 {
     allocation_log *log = ticker->allocations;
     if (log == NULL) {
-        return Py_BuildValue("(NNO)", PyList_New(0), PyList_New(0), Py_False);
+        return Py_BuildValue("(NN)", PyList_New(0), PyList_New(0));
     }
     /* Another library may have restored the allocators from before; then ends of blocks have been missed. */
     hooks_state hooks =
@@ -307,11 +307,11 @@ PyObject *allocations_drain(ticker_state *ticker, const module_state *module)
     if (hooks != HOOKS_STAYED && log->live != NULL) {
         ticker_state_count(ticker, COUNTERS_live_forgotten, (int64_t)live_heap_end_all(log->live));
     }
+    ticker_state_count(ticker, COUNTERS_hooks_refused, hooks == HOOKS_REFUSED);
     recent_stacks_clear(ticker, &log->stacks);
     merge_ended(ticker, log);
     PyObject *drained = events_drain(ticker, module, EVENT_ALLOCATION);
-    PyObject *are_refused = hooks == HOOKS_REFUSED ? Py_True : Py_False;
-    return drained == NULL ? NULL : Py_BuildValue("(NNO)", drained, take_ended(log->live), are_refused);
+    return drained == NULL ? NULL : Py_BuildValue("(NN)", drained, take_ended(log->live));
 }
 
 void allocations_release(ticker_state *ticker)

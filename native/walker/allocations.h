@@ -32,7 +32,7 @@ extern THREAD_DISTANCE _Thread_local allocation_distance thread_distance;
 bool allocations_start(ticker_state *ticker, int64_t sample_bytes, bool tracks_live);
 void allocations_set_sample_bytes(ticker_state *ticker, int64_t sample_bytes);
 void allocations_stop(ticker_state *ticker); /* idempotent */
-/* Return (samples, ids of blocks that are no longer in use, whether the hooks are gone and cannot be added again). */
+/* Return (samples, ids of blocks that are no longer in use). */
 PyObject *allocations_drain(ticker_state *ticker, const module_state *module);
 void allocations_release(ticker_state *ticker); /* stop, and free what is not in the queue of events */
 void allocations_close(void);                   /* the interpreter ends */

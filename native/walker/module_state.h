@@ -23,7 +23,7 @@
 #define TICKER_COUNTERS_FIELDS(X) \
     X(COUNTERS, due) X(COUNTERS, captured) X(COUNTERS, by_pending_call) X(COUNTERS, missed) \
     X(COUNTERS, gil_held_ns_sum) X(COUNTERS, allocations_lost) X(COUNTERS, live_evicted) X(COUNTERS, live_forgotten) \
-    X(COUNTERS, event_ns_sum) X(COUNTERS, look_ns_sum)
+    X(COUNTERS, hooks_refused) X(COUNTERS, event_ns_sum) X(COUNTERS, look_ns_sum)
 /* clang-format on */
 
 #define FIELD_INDEX(tuple, field) tuple##_##field,

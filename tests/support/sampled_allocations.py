@@ -22,7 +22,7 @@ class Drained:
     live: dict[int, RecordedEvent] = field(default_factory=dict)
 
     def drain(self) -> None:
-        samples, ended, _ = self.ticker.drain_allocations()
+        samples, ended = self.ticker.drain_allocations()
         self.samples += samples
         self.live.update({each.live_id: each for each in samples if each.live_id})
         for live_id in ended:

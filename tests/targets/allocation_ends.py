@@ -127,7 +127,7 @@ def count_beside_interpreters(ticker: Any) -> None:
         while rounds < 150 or any(thread.is_alive() for thread in threads):
             churn(sizes)
             rounds += 1
-            samples, _, _ = ticker.drain_allocations()
+            samples, _ = ticker.drain_allocations()
             counted += sum(each.event_amount for each in samples if "churn" in each.thread.stack)
     print("bytes", counted, rounds * len(sizes) * (sys.getsizeof(b"") + 700), flush=True)
 

@@ -51,9 +51,9 @@ class AllocationEventSource(EventSource):
 
     def drain(self) -> Sequence[RawEvent | FreedBlocksRecord]:
         """Return the samples as events, then the blocks that have ended."""
-        allocations, ended, are_hooks_refused = self._ticker.drain_allocations()
+        allocations, freed_ids = self._ticker.drain_allocations()
         counters = self._ticker.counters()
-        if are_hooks_refused:
+        if counters.hooks_refused:
             self._once_log.log(
                 "allocations are not sampled any more: another library has removed the hooks of the allocators, and"
                 " they cannot be added again"
@@ -74,7 +74,7 @@ class AllocationEventSource(EventSource):
                 " for a while; start tracemalloc and the like after the profiler, or leave them on"
             )
         events: list[RawEvent | FreedBlocksRecord] = [_make_event(each) for each in allocations]
-        return [*events, FreedBlocksRecord(ended)] if ended else events
+        return [*events, FreedBlocksRecord(freed_ids)] if freed_ids else events
 
 
 def make_allocation_source(config: Config, ticker: Any, _native: bool) -> AllocationEventSource | None:

@@ -109,7 +109,7 @@ def test_sample_knows_the_thread_by_its_object() -> None:
     ticker.start_allocations(1_000)
     make_bytes([100_000])
     ticker.stop_allocations()
-    samples, _, _ = ticker.drain_allocations()
+    samples, _ = ticker.drain_allocations()
     assert threading.current_thread() in {each.thread.python_thread for each in samples}
 
 
@@ -272,7 +272,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError):
         ticker.start_allocations("many")  # type: ignore[arg-type]
     ticker.stop_allocations()
-    assert ticker.drain_allocations() == ([], [], False)
+    assert ticker.drain_allocations() == ([], [])
     ticker.start_allocations(1_000)
     with pytest.raises(RuntimeError, match="once"):
         ticker.start_allocations(1_000)
