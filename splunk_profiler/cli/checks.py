@@ -219,9 +219,10 @@ def check_waits(config: Config) -> Iterator[Finding]:
         fact = f"callbacks that block it are not found, which needs the native walker: {choice.reason}"
         yield note("event loop", fact)
         return
-    look_ms = min(interval_ms, max(threshold_ms // 2, 10))  # a callback counts from the first look inside to the last
-    range_ms = f"{threshold_ms} to {threshold_ms + 2 * look_ms}"
-    yield note("event loop", f"callbacks are reported that block it for {range_ms} ms and more, with task and span")
+    # A callback counts from the first look inside to the last. `native/walker/loop_watch.c` has these numbers.
+    look_ms = min(interval_ms, max(threshold_ms * 0.35, 10))
+    sure_ms = f"{threshold_ms + 2 * look_ms:.0f} ms and more, from {threshold_ms} ms on by chance"
+    yield note("event loop", f"callbacks are reported that block it for {sure_ms}, with task and span")
 
 
 def check_exceptions(config: Config) -> Iterator[Finding]:
