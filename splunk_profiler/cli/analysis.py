@@ -33,6 +33,7 @@ from splunk_profiler.viewer.otlp_files import (
     span_key,
 )
 from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT
+from splunk_profiler.viewer.records import place_of
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 
@@ -169,7 +170,7 @@ class Analysis:
     Attributes:
         samples: records that are one call stack; `in_spans` have a span id, `running` are of threads that ran.
         profiles: sums of the records that are an aggregated profile.
-        memory: sums of those of allocations.
+        memory: sums of allocations, of profiles and of records that are one call stack.
         snapshots: records of selected traces; in no other number, because the samples of all threads include them.
         other_types: other records by data type; in no other number, because they have no time.
         unread: records of the profiling scope whose body could not be parsed.
@@ -234,12 +235,16 @@ class Analysis:
             return
         body = str((record.get("body") or {}).get("stringValue", ""))
         try:
-            if (data_type := str(described.get(DATA_TYPE, CPU))) != CPU:
-                is_profile = described.get(DATA_FORMAT) == PROFILE_FORMAT
-                if not (is_profile and data_type == ALLOCATION and self.memory.add(body, process)):
+            is_profile = described.get(DATA_FORMAT) == PROFILE_FORMAT
+            if (data_type := str(described.get(DATA_TYPE, CPU))) == ALLOCATION and not is_profile:
+                allocated = max(0, parse_int(described.get("memory.allocated")))
+                self.memory.add_text(map(place_of, parse(body).calls), allocated)
+                return
+            if data_type != CPU:
+                if not (data_type == ALLOCATION and self.memory.add(body, process)):
                     self.other_types[data_type] += 1
                 return
-            if described.get(DATA_FORMAT) == PROFILE_FORMAT:
+            if is_profile:
                 self.profiles.add(body, service)
                 return
             dump = parse(body)

@@ -1,4 +1,4 @@
-"""Sums of profiles of allocations: what each line of the application allocates, and what of it is in use.
+"""Sums of allocations, in profiles and as text: what each line of the application allocates, and what is in use.
 
 Runs on the main thread of `report`; draws nothing.
 """
@@ -12,13 +12,20 @@ from typing import Any, NamedTuple
 
 from splunk_profiler.pipeline.live_heap import HEAP_BEGINS
 from splunk_profiler.viewer.model import LONG_PROFILE_NS
-from splunk_profiler.viewer.profile_messages import Place, ProfileError, decode_body, nearest_place, read_places
+from splunk_profiler.viewer.profile_messages import (
+    UNKNOWN_FUNCTION,
+    Place,
+    ProfileError,
+    decode_body,
+    nearest_place,
+    read_places,
+)
 
 _VALUES = ("alloc_space", "inuse_space")
 
 
 class LineMemory(NamedTuple):
-    """The bytes of one line: allocated in all profiles, in use in the last ones, and more than in the first ones.
+    """The bytes of one line: allocated in all records, in use in the last profiles, and more than in the first ones.
 
     Processes that had ended have nothing in use, and have not grown. The first profile of a process is the newest one
     in which its heap begins: it knows nothing of what was before.
@@ -47,13 +54,23 @@ class _HeapAt:
 
 @dataclass(slots=True)
 class MemoryProfiles:
-    """The sums of profiles of allocations, by the application's line nearest to the leaf, of all processes."""
+    """The sums of allocations, by the application's line nearest to the leaf, of all processes."""
 
     records: int = 0
     allocated: Counter[Place] = field(default_factory=Counter)
     _longest_ns: int = 0  # of the profiles up to LONG_PROFILE_NS
     _first: dict[str, _HeapAt] = field(default_factory=dict)  # by process
     _last: dict[str, _HeapAt] = field(default_factory=dict)
+
+    @property
+    def has_heaps(self) -> bool:
+        """True if a profile says what is in use; records as text do not."""
+        return bool(self._last)
+
+    def add_text(self, stack: Iterable[Place], allocated: int) -> None:
+        """Add a record as text that stands for so many bytes; the places of `stack` are leaf first."""
+        self.records += 1
+        self.allocated[nearest_place([*stack] or [Place(UNKNOWN_FUNCTION, "", 0, "", "")])] += allocated
 
     def add(self, body: str, process: str) -> bool:
         """Add the profile that is the body of a log record; False if it has no values of allocations.

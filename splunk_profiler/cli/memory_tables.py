@@ -21,10 +21,10 @@ def draw(console: Terminal, memory: MemoryProfiles, *, top: int) -> None:
     in_use = [line for line in lines if line.in_use or line.grown]
     if in_use:
         title = "Memory in use at the end, by the line that allocated it: what grew most comes first"
-        tables.print_section(console, title, _table(in_use[:top]))
+        tables.print_section(console, title, _table(in_use[:top], has_heaps=True))
     if lines:
         lines.sort(key=lambda line: -line.allocated)
-        tables.print_section(console, "Lines that allocated most", _table(lines[:top]))
+        tables.print_section(console, "Lines that allocated most", _table(lines[:top], has_heaps=memory.has_heaps))
 
 
 def to_dict(memory: MemoryProfiles) -> dict[str, Any]:
@@ -35,19 +35,20 @@ def to_dict(memory: MemoryProfiles) -> dict[str, Any]:
             {
                 **asdict(line.place),
                 "allocated_bytes": line.allocated,
-                "in_use_bytes": line.in_use,
-                "grown_bytes": line.grown,
+                "in_use_bytes": line.in_use if memory.has_heaps else None,
+                "grown_bytes": line.grown if memory.has_heaps else None,
             }
             for line in memory.lines()
         ],
     }
 
 
-def _table(lines: list[LineMemory]) -> Table:
-    table = tables.table("function", "grown", "in use", "allocated", "at")
+def _table(lines: list[LineMemory], *, has_heaps: bool) -> Table:
+    of_heaps = ("grown", "in use") if has_heaps else ()
+    table = tables.table("function", *of_heaps, "allocated", "at")
     for place, allocated, in_use, grown in lines:
-        line = tables.place(place.file, place.line or None)
-        table.add_row(place.function, _size(grown), _size(in_use), _size(allocated), line)
+        sizes = [_size(size) for size in ((grown, in_use) if has_heaps else ())]
+        table.add_row(place.function, *sizes, _size(allocated), tables.place(place.file, place.line or None))
     return table
 
 

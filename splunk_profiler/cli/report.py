@@ -56,7 +56,7 @@ def report(path: Path, top: int, spans: int, as_json: bool) -> None:
     what it did itself or had libraries do; then libraries, with the time that they were executing themselves.
 
     With SPLUNK_PROFILER_MEMORY_ENABLED, lines of your code follow with the memory that they or what they called
-    have allocated: how much of it is in use at the end, and how much that grew since the first profile.
+    have allocated; of profiles also how much of it is in use at the end, and how much that grew since the first one.
     """
     analysis = analyse(path)
     if as_json:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from splunk_profiler.pipeline import gil_waits
 from splunk_profiler.pipeline.gil_waits import GilWaits
-from splunk_profiler.viewer.dumps import Dump, parse
+from splunk_profiler.viewer.dumps import Call, Dump, parse
 from splunk_profiler.viewer.model import UNKNOWN_SPAN, Facets, Sample, Span, SpanKey, name_value
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
@@ -82,6 +82,11 @@ def text_weights(is_allocation: bool, count: int, period_ms: int, allocated: int
     if is_allocation:
         return {"alloc_space": max(0, allocated)}
     return {"samples": count, "wall": max(0, parse_int(period_ms * 1_000_000))}
+
+
+def place_of(call: Call) -> Place:
+    """Return the place of a call in the text of a sample."""
+    return Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
 
 
 def sender_of(resource: dict[str, Any]) -> Sender:
@@ -275,12 +280,7 @@ class RecordReader:
         """Return the stack of a text; equal texts are read once."""
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         if digest not in self._stacks:
-            self._stacks[digest] = self.stack(
-                [
-                    Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
-                    for call in dump.calls
-                ]
-            )
+            self._stacks[digest] = self.stack([place_of(call) for call in dump.calls])
         return self._stacks[digest]
 
     def _pack(self, place: Place) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from profile_factory import origin_in_shop
+from saved_samples import allocation_line
 
 from splunk_profiler.cli.analysis import Analysis
 from splunk_profiler.cli.memory_profiles import MemoryProfiles
@@ -150,3 +152,21 @@ def test_report_of_empty_heaps_has_no_tables_of_memory() -> None:
     draw(analysis, Path("profiles"), console=Terminal(file=output, width=120))
     assert "emory" not in output.getvalue()
     assert "allocated" not in output.getvalue()
+
+
+def test_report_shows_allocations_as_text_by_line_without_a_heap() -> None:
+    analysis = Analysis([])
+    for allocated in (2 * MIB, 3 * MIB):
+        (entry,) = json.loads(allocation_line(allocated))["resourceLogs"]
+        analysis.add_logs(entry)
+    output = io.StringIO()
+    draw(analysis, Path("profiles"), console=Terminal(file=output, width=120))
+    text = output.getvalue()
+    assert "5.0 MiB" in text
+    assert "shop.py:7" in text
+    assert "in use" not in text
+    found = to_dict(analysis, Path("profiles"))
+    assert (found["samples"], found["records_by_other_type"]) == (0, {})
+    (line,) = found["memory"]["lines"]
+    assert (line["function"], line["line"], line["allocated_bytes"]) == ("shop.rank", 7, 5 * MIB)
+    assert (line["in_use_bytes"], line["grown_bytes"]) == (None, None)
