@@ -2,7 +2,7 @@
 
 The native ticker records them (`native/walker/exceptions.c`), on the thread that raises. This module takes
 the id of a tool, registers the callback, and names the types. No code of an exception or its class runs.
-In Python the callback would cost five times as much, so the portable walker records none.
+In C the callback takes 14 to 28 ns, in Python 98, so the portable walker records none.
 """
 
 from __future__ import annotations
