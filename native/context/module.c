@@ -23,7 +23,7 @@ static PyObject *uninstall(PyObject *module, PyObject *unused)
 #define COUNTER_FORMAT(index, name) "sK"
 #define COUNTER_VALUE(index, name)  , #name, publisher_counters[index]
 
-/* For the tests. */
+/* For tests and debuggers. */
 static PyObject *counters(PyObject *module, PyObject *unused)
 {
     return Py_BuildValue("{sn" SWITCH_COUNTERS(COUNTER_FORMAT) "}", "threads",
