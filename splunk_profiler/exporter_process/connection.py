@@ -39,7 +39,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _LOG_INTERVAL_S = 60.0
 _STARTS_ELSEWHERE = "another process is about to start it"  # its name is bound, but it does not listen yet
 _RETRY_S = 0.01
-# Of an exporter that another process has started, perhaps beside many busy ones. The second time it is twice as long:
+# An exporter answers before it loads gRPC, but perhaps beside many busy processes. The second time it is twice as long:
 # the exporter may have been stopped for a while, and one for the tree is the rule.
 MAX_ANSWER_S = 30.0
 # Of a program that is missing, forbidden or has too large an environment, and of a process that would be its parent.
@@ -61,7 +61,7 @@ class ExporterConnection:
 
     Attributes:
         failure: why the last attempt to connect or to start failed; empty after one that worked.
-        cannot_start: True if that was the error of a start which further attempts do not mend.
+        cannot_start: True if further attempts do not mend that: an error of the start, or a program that never answers.
     """
 
     def __init__(
@@ -79,9 +79,10 @@ class ExporterConnection:
         self._generation = 1
         self._socket: OwnedSocket | None = None
         self._launcher_pid = 0  # of the last launch by this process, or by one that has forked it
-        self._answer = b""  # that the exporter has to give first; empty once it has come
+        self._answer = b""  # that the exporter, trusted or not, has to give first; empty once it has come
         self._answer_due_s = 0.0  # on the clock
         self._silences = 0  # connections in a row that had no answer in time
+        self._awaits_launched = False  # this process has started an exporter that has not answered yet
         self._is_trusted = False  # the exporter may get the stream
         self._unsent = bytearray()
         self._was_full = False  # and is not half empty yet
@@ -166,6 +167,7 @@ class ExporterConnection:
         self._next_connection_s = self._next_launch_s = self._pause_s = 0.0
         self._next_log_s.clear()
         self._restarts = self._silences = 0
+        self._awaits_launched = False
         self._messages = []
         self._unsent, self._received = bytearray(), bytearray()
         inherited, self._socket = self._socket, None
@@ -235,6 +237,7 @@ class ExporterConnection:
         self._launcher_pid = os.getpid()
         try:
             self._launch(listener, self._token)
+            self._awaits_launched = True
             if self._has_been_connected:
                 self._restarts += 1
                 text = f"the exporter process ended and was started again ({self._restarts} times so far)"
@@ -249,8 +252,10 @@ class ExporterConnection:
     def _flush(self) -> bool:
         """Write what the socket takes, if the exporter may get it; return False if the connection is lost by that."""
         generation = self._generation
-        if self._socket is not None and not self._is_trusted and self._clock() >= self._answer_due_s:
-            self._give_up_waiting()
+        if self._socket is not None and self._answer and self._clock() >= self._answer_due_s:
+            self._read()  # this process may have been stopped itself
+            if self._socket is not None and self._answer:
+                self._give_up_waiting()
         try:
             while self._unsent and self._socket is not None and self._is_trusted:
                 with memoryview(self._unsent) as data:
@@ -291,6 +296,7 @@ class ExporterConnection:
             del self._messages[:-_MAX_MESSAGES]
         elif message == self._answer:
             self._is_trusted, self._answer, self._silences = True, b"", 0
+            self._awaits_launched = False
         else:
             self._abandon_name("does not know its secret")
 
@@ -298,6 +304,7 @@ class ExporterConnection:
         """End a connection that had no answer; the second in a row leaves the name, too."""
         self._silences += 1
         if self._silences > 1:
+            self.cannot_start = self._awaits_launched
             self._abandon_name("does not answer")
         else:
             self._disconnect("does not answer")

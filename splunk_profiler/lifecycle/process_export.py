@@ -66,6 +66,8 @@ class ProcessExport(StreamOutput):
             lost = self._counters.waiting
             ended = self._counters._replace(waiting=0, lost_at_exit=self._counters.lost_at_exit + lost)
             self._earlier_counters, self._counters = _add(self._earlier_counters, ended), RecordCounters()
+            if self._connection.cannot_start:
+                self._note_failure()
             return False
         is_sent = self._connection.send(data)
         if not is_sent or self._connection.failure:

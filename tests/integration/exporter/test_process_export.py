@@ -14,7 +14,7 @@ import pytest
 from target_process import TESTS
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import FACTORY, exporter_pid, wait_for_end
+from exporter_processes import FACTORY, exporter_pid, find_exporters, wait_for_end
 
 from splunk_profiler._walker import OwnedSocket
 from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, ExporterConnection
@@ -22,6 +22,7 @@ from splunk_profiler.exporter_process.launch import Interpreter, Launcher, find_
 from splunk_profiler.lifecycle.process_export import ProcessExport
 
 _MAX_VARIABLE_BYTES = 128 << 10  # of a program that is executed, on Linux
+_SILENCES_S = (MAX_ANSWER_S, 2 * MAX_ANSWER_S)  # after which a connection and then a name is left
 
 
 def _no_launch(_listener: OwnedSocket, _token: str) -> None:
@@ -115,6 +116,33 @@ def test_output_whose_exporter_ends_before_it_serves_has_none() -> None:
         now_s += 1
     assert now_s > start_s + 3
     output.stop(0)
+
+
+def test_output_whose_exporter_lives_and_never_answers_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an interpreter that hangs while it loads."""
+    program, end = tmp_path / "python", tmp_path / "end"
+    os.mkfifo(end)
+    program.write_text(f"#!/bin/sh\nread -r line < '{end}'\n", "utf-8")
+    program.chmod(0o755)
+    start_s = now_s = time.monotonic()
+    silent = Interpreter(str(program), "", ())
+    connection = ExporterConnection(Launcher(silent), os.urandom(16).hex(), lambda: now_s)
+    output = ProcessExport(connection, lambda: now_s)
+    try:
+        while not output.failure and now_s < start_s + 2 * sum(_SILENCES_S):
+            is_sent = output.send(b"kept until then\n")
+            assert is_sent or now_s >= start_s + _SILENCES_S[0]
+            now_s += 1
+        assert output.failure == "the process that has the exporter's name does not answer"
+        assert now_s > start_s + sum(_SILENCES_S)  # beside busy processes it may need long to load
+        assert len([line for line in caplog.messages if "does not answer" in line]) == 2
+    finally:
+        output.stop(0)
+        end.write_text("\n", "utf-8")  # waits until it is read
+        for pid in find_exporters(os.getpid()):
+            wait_for_end(pid)
 
 
 def test_output_whose_sessions_end_without_a_report_has_no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
