@@ -86,6 +86,13 @@ class LaunchError(OSError):
     """Error for a process that can have no exporter process; the message says why."""
 
 
+class Process1Error(LaunchError):
+    """The application is process 1, which the user can change."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} and would become the exporter's parent (not under `splunk-profiler run`)")
+
+
 class Interpreter(NamedTuple):
     """The program of the exporter process.
 
@@ -151,28 +158,27 @@ def _unusable_reason(path: str) -> str:
     return "may be another version"
 
 
-def unavailable_reason() -> str:
-    """Return why an exporter would become the child of the application; empty if it would not.
+def check_adoption() -> None:
+    """Raise `LaunchError` if an exporter would become the child of the application.
 
     An orphan's parent is process 1, which in most containers is the application or its master.
     """
     if sys.platform != "linux":
-        return "there are abstract sockets on Linux only"
+        raise LaunchError("there are abstract sockets on Linux only")
     from splunk_profiler._walker import adopts_orphans  # noqa: PLC0415  # missing on some systems
 
     if os.getpid() == 1:
-        return "this process is process 1 and would become the exporter's parent"
+        raise Process1Error("this process is process 1")
     if adopts_orphans():
-        return "this process adopts orphans (it is a subreaper) and would become the exporter's parent"
+        raise LaunchError("this process adopts orphans (it is a subreaper) and would become the exporter's parent")
     command_line = read_proc_file("/proc/1/cmdline")
     if _RUN.search(command_line):  # our launcher stays process 1, and adopts the exporter
-        return ""
+        return
     is_of_application = command_line == read_proc_file("/proc/self/cmdline") != "" or _is_forked_by_process_1()
     with suppress(OSError):  # another user's
         is_of_application = is_of_application or Path("/proc/1/exe").samefile("/proc/self/exe")
     if is_of_application:
-        return "process 1 runs the same program as this one and would become the exporter's parent"
-    return ""
+        raise Process1Error("process 1 runs the same program as this one")
 
 
 def _is_forked_by_process_1() -> bool:
@@ -208,9 +214,7 @@ def choose_interpreter(choice: str, *, is_native: bool) -> Interpreter:
         raise LaunchError("SPLUNK_PROFILER_EXPORTER=thread")
     if not is_native:
         raise LaunchError("the portable walker is in use")
-    reason = unavailable_reason()
-    if reason:
-        raise LaunchError(reason)
+    check_adoption()
     if not _PROGRAM.is_file():
         raise LaunchError(f"{_PROGRAM} is no file that Python can run")
     return find_interpreter()

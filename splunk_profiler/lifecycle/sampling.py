@@ -26,7 +26,7 @@ from splunk_profiler.config.parsers import StreamDirectory
 from splunk_profiler.export import destinations
 from splunk_profiler.export.stream_file import StreamFile
 from splunk_profiler.export.stream_output import StreamOutput
-from splunk_profiler.exporter_process.launch import LaunchError, choose_interpreter, show_thread_reason
+from splunk_profiler.exporter_process.launch import LaunchError, Process1Error, choose_interpreter, show_thread_reason
 from splunk_profiler.lifecycle.process_export import ProcessExport
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
@@ -216,7 +216,8 @@ class Sampling:
         except LaunchError as error:
             show_thread_reason(str(error))
             if config.exporter != "thread":
-                level = logging.WARNING if config.exporter == "process" else logging.INFO
+                can_be_changed = config.exporter == "process" or isinstance(error, Process1Error)
+                level = logging.WARNING if can_be_changed else logging.INFO
                 logger.log(level, "records are made and exported by threads of this process: %s", error)
             return self._make_local_export(None, loads_at_start=True)
         show_thread_reason("")
