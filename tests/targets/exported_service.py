@@ -1,12 +1,12 @@
 """A service whose captures go to an exporter process: ``exported_service.py [CONDITION]``, or a change at the start.
 
-Works in spans until a line ``stop``, after ``ready``. A line ``modules`` is answered with the modules that are loaded
-and only an exporter needs, the names of the profiler's threads, and that of the thread that has imported gRPC, as
-JSON; ``wait`` with how many children `os.wait` finds, the only one and those that it leaves. ``refused N`` waits
-until the connection to the exporter has refused N further pieces of the stream. After ``full`` no thread can be
-started, until ``room``. After ``no process`` no process can be; after ``no program`` none is in reach; after
-``another user`` it is nobody's. After ``daemon`` it is another process, without the descriptors that it knows nothing
-of.
+Works in spans until a line ``stop``, after ``ready``. A line ``price`` is a request, answered with that word;
+``modules`` is answered with the modules that are loaded and only an exporter needs, the names of the profiler's
+threads, and that of the thread that has imported gRPC, as JSON; ``wait`` with how many children `os.wait` finds, the
+only one and those that it leaves. ``refused N`` waits until the connection to the exporter has refused N further pieces
+of the stream. After ``full`` no thread can be started, until ``room``. After ``no process`` no process can be; after
+``no program`` none is in reach; after ``another user`` it is nobody's. After ``daemon`` it is another process, without
+the descriptors that it knows nothing of.
 """
 
 from __future__ import annotations
@@ -231,8 +231,14 @@ def become_daemon() -> None:
     print("daemon", os.getpid(), flush=True)
 
 
+def answer_request() -> None:
+    with trace.get_tracer("service").start_as_current_span("GET /price"):
+        price_items()
+
+
 CHANGES: dict[str, Callable[[], object]] = {
     "full": lambda: threading.stack_size(_HUGE_STACK),
+    "price": answer_request,
     "room": lambda: threading.stack_size(0),
     "another user": become_nobody,
     "no process": leave_no_room,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from answering_server import AnsweringServer, http_response
+from certificates import CertificateFiles
 from counting_relay import CountingRelay
 from receiver_process import Receiver
 from target_process import Target, profiling_settings
@@ -83,4 +85,18 @@ def test_service_that_never_ends_an_import_is_exported(exporter: str) -> None:
         target.tell("modules")
         importers = target.json("modules")["importers"]
         assert importers == (["splunk-profiler-exporter"] if exporter == "thread" else [])
+        _stop(target)
+
+
+def test_certificates_and_headers_are_those_of_the_settings(exporter: str, tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path)
+    settings = {
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": str(files.authority),
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE": str(files.client_cert),
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY": str(files.client_key),
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-token=sesame",
+    }
+    collector = Receiver(cert=files.cert, key=files.key, client_ca=files.authority)
+    with collector as receiver, _service(receiver.url, exporter, **settings) as target:
+        assert receiver.exports(1)[0]["headers"]["x-token"] == "sesame"
         _stop(target)

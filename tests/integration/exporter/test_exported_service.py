@@ -25,6 +25,7 @@ from target_process import TESTS, Target, profiling_settings
 pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
 
 _SERVICE = str(TESTS / "targets" / "exported_service.py")
+_IN_THREADS = "records are made and exported by threads of this process: "
 _AGAIN = "the exporter process ended and was started again"
 _MAX_AGE_NS = 20_000_000_000
 
@@ -218,7 +219,7 @@ def test_service_without_an_exporter_process_exports_by_itself(condition: str, e
 
 def test_service_below_a_subreaper_of_its_program_exports_by_itself() -> None:
     with Receiver() as receiver, _service(receiver.url, "below a subreaper") as target:
-        reason = target.line("records are made and exported by threads of this process: ")
+        reason = target.line(_IN_THREADS)
         assert f"process {target.pid} adopts orphans" in reason
         receiver.record(_is_of_cart)
         target.tell("stop")
@@ -229,6 +230,7 @@ def test_service_as_process_1_exports_by_itself_and_ends_as_ever() -> None:
     skip_without_namespace()
     command = [*NAMESPACE, sys.executable, _SERVICE]
     with Receiver() as receiver, Target(*command, env=profiling_settings(receiver.url, 10)) as outer:
+        assert "`splunk-profiler run`" in outer.line(_IN_THREADS)
         assert receiver.record(_is_of_cart)["resource"]["process.pid"] == 1
         assert exporters_with_variable(f"={receiver.url}") == []
         outer.tell("wait")
@@ -268,7 +270,7 @@ def test_service_whose_exporter_ends_at_once_exports_by_itself(tmp_path: Path) -
     useless = tmp_path / f"python{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
     useless.symlink_to(shutil.which("false") or "")
     with Receiver() as receiver, _service(receiver.url, "other interpreter", INTERPRETER=str(useless)) as target:
-        target.line("records are made and exported by threads of this process: ")
+        target.line(_IN_THREADS)
         receiver.record(_is_of_cart)
         target.tell("stop")
         assert target.finish() == 0, target.output
@@ -281,7 +283,7 @@ def test_service_that_can_start_no_exporter_exports_by_itself() -> None:
         target.line("full")
         target.line("an error in exporting in this process was caught")
         target.tell("room")
-        target.line("records are made and exported by threads of this process: ")
+        target.line(_IN_THREADS)
         receiver.record(_is_of_cart)
         target.tell("modules")
         found = target.json("modules")
@@ -332,10 +334,7 @@ def test_service_that_leaves_all_modules_is_told_that_nothing_is_exported() -> N
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [
-        ("no process", "Resource temporarily unavailable"),
-        ("no program", "No such file or directory"),
-    ],
+    [("no process", "Resource temporarily unavailable"), ("no program", "No such file or directory")],
 )
 def test_service_that_can_start_no_other_exporter_goes_on(change: str, reason: str) -> None:
     if change == "no program" and os.geteuid() != 0:
@@ -348,18 +347,19 @@ def test_service_that_can_start_no_other_exporter_goes_on(change: str, reason: s
         assert find_exporters(target.pid) == []
 
 
-def test_service_beside_a_stopped_exporter_keeps_its_memory_and_goes_on() -> None:
+def test_service_beside_a_stopped_exporter_keeps_its_memory_and_answers() -> None:
     often = {"SPLUNK_PROFILER_CALL_STACK_INTERVAL": "5"}
     with Receiver() as receiver, _service(receiver.url, "deep stacks", **often) as target:
         receiver.record(_is_of_cart)
         (exporter,) = find_exporters(target.pid)
         os.kill(exporter, signal.SIGSTOP)
-        target.tell("refused 3")  # pieces of the stream, each of up to 20 snapshots: the buffer is full
-        target.line("refused 3")
-        full = _resident_bytes(target.pid)
-        target.tell("refused 12")
-        target.line("refused 12")
-        assert _resident_bytes(target.pid) - full < 3 << 20  # what was refused meanwhile is about twice as much
+        sizes = []
+        for count in range(1, 16):  # after 3 pieces of the stream, each of up to 20 snapshots, the buffer is full
+            for order in ("refused 1", "price"):  # a request is answered after each
+                target.tell(order)
+                target.lines(count, order)
+            sizes.append(_resident_bytes(target.pid))
+        assert sizes[-1] - sizes[2] < 3 << 20  # what was refused meanwhile is about twice as much
         stopped_ns = time.time_ns()
         os.kill(exporter, signal.SIGCONT)
         receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > stopped_ns)
