@@ -29,7 +29,7 @@ from splunk_profiler.system.threads import (
     threads_are_greenlets,
 )
 
-_MAX_IMPORT_WAIT_S = 4.0  # no service is without export for more than 5 s
+_MAX_IMPORT_WAIT_S = 4.0  # without export for 5 s in all, or longer where the processors are kept busy
 _IMPORT_QUIET_S = 0.3
 _POLL_INTERVAL_S = 0.05
 _FORK_POLL_INTERVAL_S = 0.005
