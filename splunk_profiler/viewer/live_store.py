@@ -20,7 +20,7 @@ from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.source import Source, check_request_filters
 from splunk_profiler.viewer.stacks import Numbers
-from splunk_profiler.viewer.stored_spans import check_deleted, count_stored_requests, read_span_names, read_spans
+from splunk_profiler.viewer.stored_spans import add_stored_spans, check_deleted, count_stored_requests, read_spans
 
 
 class LiveStore(Source):
@@ -145,7 +145,7 @@ class LiveStore(Source):
             ((line,),) = self._connection.execute("SELECT line FROM requests WHERE id = ?", (row_id,))
             self._reader.add_request(zlib.decompress(line))
             self._requests.append(row_id)  # at once: one after it may be an error
-        self._reader.name_spans(read_span_names(self._connection, self._reader.unnamed_spans()))
+        add_stored_spans(self._connection, self._reader)
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

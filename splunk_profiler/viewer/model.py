@@ -59,16 +59,16 @@ class Facets(NamedTuple):
     service: str = ""
     version: str = ""
     process: str = ""
-    endpoint: str = ""  # name of the request's first span in its process; in samples as text of the sample's span
+    endpoint: str = ""  # name of the request's first span in its process; in samples as text of that of the service
     thread: str = ""
     code: str = ""  # whose code the leaf of the stack is
     state: str = ""  # running or waiting
     labels: tuple[tuple[str, str], ...] = ()  # all others of a profile that are text
     span: str = ""  # name of the span
 
-    def named(self, span: str) -> Facets:
-        """Return these with the name of a span that has come after its sample."""
-        return self._replace(span=span, endpoint=span if self.endpoint == UNKNOWN_SPAN else self.endpoint)
+    def named(self, span: str, endpoint: str) -> Facets:
+        """Return these with the name of a span that has come after its sample, and with the endpoint if it has none."""
+        return self._replace(span=span, endpoint=endpoint if self.endpoint == UNKNOWN_SPAN else self.endpoint)
 
     def encodable(self) -> Facets:
         """Return these with texts that have an encoding."""

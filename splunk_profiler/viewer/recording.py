@@ -141,10 +141,11 @@ class Recording:
         self.values.update(name for name, weight in sample.weights.items() if weight)
         return SampleRow(builder, builder.add(sample))
 
-    def name_span(self, at: SampleRow, name: str) -> None:
-        """Put the name of its span into a sample."""
+    def name_span(self, at: SampleRow, name: str, endpoint: str = "") -> None:
+        """Put the name of its span into a sample, and the endpoint if one is given."""
         facets = self.facets[at.builder.facets(at.row)]
-        at.builder.set_facets(at.row, self.facets_id(facets.named(name)))
+        named = facets._replace(span=name, endpoint=endpoint or facets.endpoint)
+        at.builder.set_facets(at.row, self.facets_id(named))
 
     def note_heap(self, process: str, time_ns: int, duration_ns: int = 0) -> None:
         """Note a profile of what is in use: what it does not have is not in use any more."""

@@ -1,7 +1,8 @@
 """OTLP requests and profiles, read into a `Recording`.
 
-A sample's span may end, and be written, after the sample: its name is put in when it is there. Records of selected
-traces are left out, because the samples of all threads include them.
+A sample's span may end, and be written, after the sample: its name is put in when it is there. The first span of its
+service in the trace ends last: until it is there, the endpoint of a sample as text is the last one that is known.
+Records of selected traces are left out, because the samples of all threads include them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import KeysView, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from splunk_profiler.pipeline import gil_waits
@@ -41,6 +42,7 @@ from splunk_profiler.viewer.profile_messages import (
     read_places,
 )
 from splunk_profiler.viewer.recording import IN_USE, Recording, SampleRow
+from splunk_profiler.viewer.source import first_span
 
 _GIL_VALUES = (("gil_wait", "nanoseconds"), ("gil_long_waits", "count"), ("gil_snapshots", "count"))
 _GIL_PLACE = Place("[process].gil_wait", "", 0, "", "")  # the waits are no time of a thread, and have no stack
@@ -125,7 +127,7 @@ class RecordReader:
 
     Attributes:
         unread: records of the profiling scope, spans and requests that could not be read.
-        span_names: names of all spans that have come.
+        spans: all that have come.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -133,8 +135,11 @@ class RecordReader:
         recording.units.update(_TEXT_UNITS)
         self.unread = 0
         self._stacks: dict[bytes, Stack] = {}  # by the digest of their text
-        self.span_names: dict[SpanKey, str] = {}
-        self._samples_without_name: dict[SpanKey, list[SampleRow]] = {}  # samples whose span has not been written yet
+        self.spans: dict[SpanKey, Span] = {}
+        # Samples of profiles by their span, which has not been written yet. Those as text by the first span on the way
+        # to the root that has not, and then by their own.
+        self._samples_without_name: dict[SpanKey, list[SampleRow]] = {}
+        self._texts_without_root: dict[SpanKey, dict[SpanKey, list[SampleRow]]] = {}
 
     def add_request(self, line: bytes | str) -> None:
         """Read a request of logs or spans in OTLP/JSON."""
@@ -158,21 +163,30 @@ class RecordReader:
                 for record in scope.get("logRecords", ()):
                     self._add_record(sender, record, profiles)
 
-    def name_spans(self, names: Mapping[SpanKey, str]) -> None:
-        """Put the names of spans into their samples, those that come included."""
-        self.span_names.update(names)
-        for key, name in names.items():
+    def add_spans(self, spans: Mapping[SpanKey, Span]) -> None:
+        """Put the names of spans into the samples in and below them, those that come included."""
+        self.spans.update(spans)
+        for key, span in spans.items():
             for row in self._samples_without_name.pop(key, ()):
-                self.recording.name_span(row, name)
+                self.recording.name_span(row, span.name)
+            for below, rows in self._texts_without_root.pop(key, {}).items():
+                endpoint = self._endpoint(below)
+                for row in rows:
+                    self.recording.name_span(row, self.spans[below].name, endpoint)
+                self._wait_for_root(below, rows)
 
-    def unnamed_spans(self) -> KeysView[SpanKey]:
-        """Return a view of the spans that samples wait for: their names have not been read."""
-        return self._samples_without_name.keys()
+    def name_spans(self, names: Mapping[SpanKey, str]) -> None:
+        """Put the names of spans, of which no more is known, into their samples, those that come included."""
+        self.add_spans({key: Span(key[1], "", name, "", 0, 0, ()) for key, name in names.items()})
+
+    def unnamed_spans(self) -> Set[SpanKey]:
+        """Return the spans that samples wait for: they have not been read."""
+        return self._samples_without_name.keys() | self._texts_without_root.keys()
 
     def release(self) -> None:
         """Forget what only reading needs; samples without the name of their span can still get it."""
         self._stacks.clear()
-        self.span_names.clear()
+        self.spans.clear()
 
     def add_message(self, sender: Sender, message: Any) -> None:
         """Read a profile.
@@ -259,9 +273,13 @@ class RecordReader:
         The name of the span may come later, if it is not given.
         """
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
-        name = span_name or self._span_name((trace_id, span_id))
-        facets = Facets(*sender, endpoint=name, thread=thread, code=stack.code, state=state, span=name)
-        self._add(Sample(time_ns, stack.id, self.recording.facets_id(facets), weights, (trace_id, span_id)))
+        key = trace_id, span_id
+        name = span_name or self._span_name(key)
+        endpoint = span_name or self._endpoint(key)
+        facets = Facets(*sender, endpoint=endpoint, thread=thread, code=stack.code, state=state, span=name)
+        row = self.recording.add(Sample(time_ns, stack.id, self.recording.facets_id(facets), weights, key))
+        if span_name in {"", UNKNOWN_SPAN}:
+            self._wait_for_root(key, [row])
 
     def stack(self, places: Sequence[Place]) -> Stack:
         """Return a stack of these places, leaf first."""
@@ -269,7 +287,25 @@ class RecordReader:
         return Stack(self.recording.stacks.index(packed), places[0].kind if places else "")
 
     def _span_name(self, span: SpanKey) -> str:
-        return self.span_names.get(span, UNKNOWN_SPAN) if span[1] else OUTSIDE
+        if not span[1]:
+            return OUTSIDE
+        return self.spans[span].name if span in self.spans else UNKNOWN_SPAN
+
+    def _endpoint(self, span: SpanKey) -> str:
+        """Return the name of the first span of a span's service in the trace, or of the last one that is known."""
+        found = self._first_span(span)
+        return self._span_name(span) if found is None else found.name
+
+    def _first_span(self, key: SpanKey) -> Span | None:
+        span = self.spans.get(key)
+        return span and first_span(span, lambda parent: self.spans.get((key[0], parent)))
+
+    def _wait_for_root(self, span: SpanKey, rows: list[SampleRow]) -> None:
+        """Keep samples as text of a span until the next span on the way to the root comes, if there is one."""
+        first = self._first_span(span)
+        awaited = span if first is None else (span[0], first.parent)
+        if awaited[1] and awaited not in self.spans:
+            self._texts_without_root.setdefault(awaited, {}).setdefault(span, []).extend(rows)
 
     def _add(self, sample: Sample) -> None:
         row = self.recording.add(sample)
@@ -299,7 +335,7 @@ class RecordReader:
                     self.unread += 1
                     continue
                 self.recording.spans.setdefault(key[0], {})[key[1]] = found
-                self.name_spans({key: found.name})
+                self.add_spans({key: found})
 
     def _add_record(self, sender: Sender, record: dict[str, Any], profiles: ProfileDecoder) -> None:
         described = attributes(record)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from splunk_profiler.viewer.model import TRACE, Selection, Span
 from splunk_profiler.viewer.recording import Recording
+
+_MAX_DEPTH = 1000  # of spans: parents that go round have no end
 
 
 class Source:
@@ -89,6 +91,16 @@ def first_spans(of_trace: Mapping[str, Span]) -> list[Span]:
     """Return the spans of a trace, by their id, that have no parent in their own service."""
     parents = ((span, of_trace.get(span.parent)) for span in of_trace.values())
     return [span for span, parent in parents if parent is None or parent.service != span.service]
+
+
+def first_span(span: Span, find: Callable[[str], Span | None]) -> Span:
+    """Return the first span of a span's service on the way from its trace's root to it, as far as `find` knows them."""
+    for _ in range(_MAX_DEPTH):
+        parent = find(span.parent)
+        if parent is None or parent.service != span.service:
+            break
+        span = parent
+    return span
 
 
 def check_request_filters(selection: Selection) -> None:

@@ -39,6 +39,7 @@ from splunk_profiler.viewer.model import (
     NEVER_NS,
     UNKNOWN_SPAN,
     Facets,
+    Span,
     SpanKey,
     name_value,
 )
@@ -48,7 +49,7 @@ from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.retention import delete_beyond, delete_old, used_bytes
 from splunk_profiler.viewer.stacks import Numbers
-from splunk_profiler.viewer.stored_spans import add_spans, read_span_names
+from splunk_profiler.viewer.stored_spans import add_spans, add_stored_spans, read_endpoint, read_some_spans
 
 _HOLD_NS = MINUTE_NS  # requests wait for so long, for the spans of their samples
 _MAX_WAITING_BYTES = 32 << 20
@@ -171,24 +172,24 @@ class StoreWriter:
         for row_id in {row_id for row_id, _, is_traces, _ in waiting if is_traces}.difference(batch):
             with suppress(*UNREADABLE):  # it is dropped when it is due
                 later.add_request(self._line(row_id))
-        dropped += self._store(batch, later.span_names, now_ns + AHEAD_NS)
+        dropped += self._store(batch, later.spans, now_ns + AHEAD_NS)
         return len(batch) < len(due)
 
-    def _store(self, batch: Sequence[int], names: Mapping[SpanKey, str], until_ns: int) -> list[Exception]:
+    def _store(self, batch: Sequence[int], later: Mapping[SpanKey, Span], until_ns: int) -> list[Exception]:
         """Make parts of requests; those that cannot be are counted and dropped, and it returns why."""
         reader = RecordReader(Recording())
         reader.recording.units.update(read_units(self._keeping))
         try:
             for row_id in batch:
                 reader.add_request(self._line(row_id))
-            reader.name_spans(names)
-            reader.name_spans(read_span_names(self._keeping, reader.unnamed_spans()))
+            reader.add_spans(later)
+            add_stored_spans(self._keeping, reader)
             self._make_parts(batch, reader.recording, reader.unread, until_ns)
         except UNREADABLE as error:
             if len(batch) > 1:
                 middle = len(batch) // 2
                 halves = batch[:middle], batch[middle:]
-                return [each for half in halves for each in self._store(half, names, until_ns)]
+                return [each for half in halves for each in self._store(half, later, until_ns)]
             self._make_parts(batch, Recording(), 1, until_ns)
             return [error]
         return []
@@ -320,8 +321,9 @@ class StoreWriter:
         numbered = columns.facets[rows].astype(np.int64) * count + columns.span[rows]
         pairs, which = np.unique(numbered, return_inverse=True)
         given = [(known[pair // count], columns.spans.key(pair % count)) for pair in pairs.tolist()]
-        names = read_span_names(self._keeping, {key for _, key in given})
-        named = [facets.named(names[key]) if key in names else facets for facets, key in given]
+        spans = read_some_spans(self._keeping, {key for _, key in given})
+        names = {key: (span.name, read_endpoint(self._keeping, key[0], span)) for key, span in spans.items()}
+        named = [facets.named(*names[key]) if key in names else facets for facets, key in given]
         with transaction(self._keeping):
             row_ids = {each: self._row_id("facets", list(each)) for each in set(named)}
         facets = columns.facets.astype(np.int32)

@@ -13,7 +13,8 @@ from datetime import datetime, timezone
 
 from splunk_profiler.viewer.columns import is_span_key
 from splunk_profiler.viewer.model import NEVER_NS, TRACE, Selection, Span, SpanKey
-from splunk_profiler.viewer.source import count_requests, first_spans
+from splunk_profiler.viewer.records import RecordReader
+from splunk_profiler.viewer.source import count_requests, first_span, first_spans
 
 _INDEX = "CREATE INDEX first_spans_by_time ON first_spans (start_ns, service, version, name, trace)"
 # The end of the newest span that was deleted. Older formats do not say it: then it is the end of what is summed, though
@@ -84,14 +85,25 @@ def read_spans(connection: sqlite3.Connection, trace: str) -> dict[str, Span]:
     return {span: _read(content) for span, content in rows}
 
 
-def read_span_names(connection: sqlite3.Connection, keys: Iterable[SpanKey]) -> dict[SpanKey, str]:
-    """Return the names of those spans that the store has."""
+def read_some_spans(connection: sqlite3.Connection, keys: Iterable[SpanKey]) -> dict[SpanKey, Span]:
+    """Return those spans that the store has."""
     found = {}
     for key in keys:
         if is_span_key(key):
             for (content,) in connection.execute("SELECT content FROM spans WHERE trace = ? AND id = ?", key):
-                found[key] = _read(content).name
+                found[key] = _read(content)
     return found
+
+
+def add_stored_spans(connection: sqlite3.Connection, reader: RecordReader) -> None:
+    """Give a reader the spans that its samples wait for, and those above them, as far as the store has them."""
+    while found := read_some_spans(connection, reader.unnamed_spans()):
+        reader.add_spans(found)
+
+
+def read_endpoint(connection: sqlite3.Connection, trace: str, span: Span) -> str:
+    """Return the name of the first span of a span's service in its trace."""
+    return first_span(span, lambda parent: read_some_spans(connection, [(trace, parent)]).get((trace, parent))).name
 
 
 def count_stored_requests(

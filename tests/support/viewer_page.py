@@ -35,10 +35,10 @@ WAIT = "threading.Condition.wait(/usr/lib/python3.12/threading.py:355)"
 
 def lines() -> Iterator[str]:
     """Two minutes of two services: searches all the time, payments in the second half."""
-    yield span_line("GET /search", SEARCH, times_ns=(START_NS, START_NS + 120 * 10**9))
-    yield span_line(
-        "POST /checkout", CHECKOUT, SEARCH, (START_NS + 60 * 10**9, START_NS + 120 * 10**9), ("q83vEg==",) * 3
-    )
+    end_ns = START_NS + 120 * 10**9
+    yield span_line("GET /search", SEARCH, times_ns=(START_NS, end_ns), service="shop")
+    times_ns = START_NS + 60 * 10**9, end_ns
+    yield span_line("POST /checkout", CHECKOUT, SEARCH, times_ns, ("q83vEg==",) * 3, service="billing")
     for second in range(120):
         time_ns = START_NS + second * 10**9
         for stack in ([TRIGRAMS, RANK, HANDLE, SERVE], [RANK, HANDLE, SERVE], [QUERY, HANDLE, SERVE])[: 1 + second % 3]:

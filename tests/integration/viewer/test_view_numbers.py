@@ -70,9 +70,9 @@ def test_texts_have_the_numbers_of_the_report(batch_folder: Callable[[str], Path
     assert recording.weights(running).sum() == report["samples_running"]
     assert "count primes" in report["by_span"]
     for name, tally in report["by_span"].items():
-        whole = Selection("wall", filters=of(endpoint=name))
+        whole = Selection("wall", filters=of(span=name))
         assert recording.weights(whole).sum() == round(tally["thread_seconds"] * 1e9)
         for state, entries in (("running", tally["functions"]), ("waiting", tally["waiting_functions"])):
-            own, total = of_functions(recording, Selection("samples", filters=of(endpoint=name, state=state)))
+            own, total = of_functions(recording, Selection("samples", filters=of(span=name, state=state)))
             assert own == +Counter({entry["function"]: entry["own"] for entry in entries})
             assert total == Counter({entry["function"]: entry["total"] for entry in entries})

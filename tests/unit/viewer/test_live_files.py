@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
-from saved_samples import TRACE, allocation_line, append, profile_line, sample_line, span_line
+from saved_samples import SPAN, TRACE, allocation_line, append, profile_line, sample_line, span_line
 
 from splunk_profiler.formats.pprof import encode_whole
 from splunk_profiler.model import Aggregate, UnattributedReason
@@ -48,6 +48,31 @@ def test_a_sample_gets_the_name_of_its_span_when_that_is_written(tmp_path: Path)
     assert endpoints(files) == {"(span not received)": 1, "(outside of spans)": 1}
     (tmp_path / "traces.jsonl").write_text(span_line("GET /search"), "utf-8")
     assert endpoints(files) == {"GET /search": 1, "(outside of spans)": 1}
+
+
+def test_the_endpoint_of_a_text_is_the_first_span_of_its_service(tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text(sample_line() + sample_line(span="4" * 16), "utf-8")
+    path = tmp_path / "traces.jsonl"
+    path.touch()
+    files = LiveFiles(tmp_path)
+    for span, expected in (
+        (span_line("scan", parent="2" * 16, service="shop"), {"scan": 1, "(span not received)": 1}),
+        (span_line("handle", "4" * 16, "2" * 16, service="shop"), {"scan": 1, "handle": 1}),
+        (span_line("GET /search", "3" * 16, "1" * 16, service="shop"), {"scan": 1, "handle": 1}),
+        (span_line("route", "2" * 16, "3" * 16, service="shop"), {"GET /search": 2}),
+        (span_line("click", "1" * 16, service="browser"), {"GET /search": 2}),
+    ):
+        append(path, span)
+        assert endpoints(files) == expected
+    append(tmp_path / "logs.jsonl", sample_line())
+    assert endpoints(files) == {"GET /search": 3}
+    assert dict(files.recording.facet_values(Selection("samples"))["span"].values) == {"scan": 2, "handle": 1}
+
+
+def test_spans_that_are_their_own_parents_are_no_endless_way(tmp_path: Path) -> None:
+    spans = span_line("one", parent="2" * 16, service="shop") + span_line("two", "2" * 16, SPAN, service="shop")
+    (tmp_path / "logs.jsonl").write_text(sample_line() + spans, "utf-8")
+    assert sum(endpoints(LiveFiles(tmp_path)).values()) == 1
 
 
 def test_a_profile_has_endpoints_and_gets_the_names_of_its_spans(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_requests_need_not_wait_while_old_parts_are_read_and_summed(
 
         return call
 
-    slow = [getattr(store_writer, name) for name in ("unpack", "joined", "read_span_names", "by_minute", "pack")]
+    slow = [getattr(store_writer, name) for name in ("unpack", "joined", "read_some_spans", "by_minute", "pack")]
     with writing(path) as writer:
         for place, span in enumerate("123"):
             put(writer, sample_line(time_ns=NOON_NS + place, span=16 * span))

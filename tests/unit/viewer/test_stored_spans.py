@@ -76,6 +76,28 @@ def test_a_span_names_the_samples_of_an_hour_that_is_over(tmp_path: Path) -> Non
     assert store.version == version
 
 
+def test_endpoints_of_texts_are_found_among_all_spans_of_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    def endpoints() -> dict[str, int]:
+        return dict(LiveStore(path).recording.facet_values(Selection("samples"))["endpoint"].values)
+
+    with writing(path) as writer:
+        put(writer, span_line("GET /", "1" * 16, times_ns=(NOON_NS, NOON_NS + 1), service="shop"))
+        writer.run_maintenance(NOON_NS, hold_ns=0)
+        put(writer, span_line("query", "2" * 16, "1" * 16, times_ns=(NOON_NS, NOON_NS + 1), service="shop"))
+        put(writer, sample_line(time_ns=NOON_NS), sample_line(time_ns=NOON_NS, span="3" * 16))
+        last = span_line("scan", "3" * 16, "2" * 16, times_ns=(NOON_NS, NOON_NS + 1), service="shop")
+        put(writer, span_line("read", parent="2" * 16, times_ns=(NOON_NS, NOON_NS + 1), service="shop"))
+        found = {"GET /": 1, "(span not received)": 1}
+        assert endpoints() == found
+        writer.run_maintenance(NOON_NS, hold_ns=0)
+        assert endpoints() == found
+        put(writer, last)
+        writer.run_maintenance(NOON_NS + 2 * HOUR_NS)
+    assert endpoints() == {"GET /": 2}
+
+
 def test_spans_are_kept_no_longer_than_samples(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with writing(path, Limits(all_ns=DAY_NS)) as writer:
