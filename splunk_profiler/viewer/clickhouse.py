@@ -120,7 +120,7 @@ class ClickHouse(Source):
             missing = f"{self._table.content}{of_service} in {table}{before}"
             raise SourceError(f"{self.name} has no {missing}: does the Collector write there?")
         since_ns = (min(newest_ns, time.time_ns()) - last_ns) // step_ns * step_ns  # the clock of one host may be fast
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since_ns // 10**9))
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_ns // 10**9))
         self._reach = f"Records before {since} are not shown: see --last-hours."
         self.follows = until_ns > time.time_ns()
         whole = Part(since_ns, until_ns, self._services, (), step_ns)
@@ -151,7 +151,7 @@ class ClickHouse(Source):
         self.unread = self._all.unread
         self.remark = self._reach
         if self._all.left_out:
-            self.remark += f" {self._all.left_out} older profiles were left out: select a service or a shorter time."
+            self.remark += f" {self._all.left_out:,} older profiles were left out: select a service or a shorter time."
         self._name_spans(self._all)
 
     def recording_of(self, selection: Selection) -> Recording:
@@ -187,7 +187,7 @@ class ClickHouse(Source):
         """Return what is missing of the samples of a part."""
         notes = []
         if reading.left_out:
-            notes.append(f"{reading.left_out} older profiles of this time were left out.")
+            notes.append(f"{reading.left_out:,} older profiles of this time were left out.")
         if reading.part.traces and not any(map(reading.recording.has_trace, reading.part.traces)):
             notes.append(f"No sample of this trace was found. {self._table.where_traces_are}".rstrip())
         return " ".join(notes)

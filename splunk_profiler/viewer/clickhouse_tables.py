@@ -176,7 +176,7 @@ class SampleTable:
         )
         if len(rows) > _MAX_ROWS:
             raise SourceError(
-                f"there are more than {_MAX_ROWS} different samples in {self.name}:"
+                f"there are more than {_MAX_ROWS:,} different samples in {self.name}:"
                 " choose a shorter time, fewer hours with --last-hours, or one service with --service"
             )
         # Stacks are asked for after the counts: those of records that came in between are there as well.

@@ -131,7 +131,7 @@ class Recording:
         more = len(self._ranked_labels()) - _MAX_LABELS
         longest_ns = max((columns.longest_ns for columns in self.columns()), default=0)
         long = f"A profile is as long as {longest_ns // MINUTE_NS:,} minutes: all its samples are at its start."
-        labels = f"{more} labels are not among the filters: they are on the fewest samples."
+        labels = f"{more:,} labels are not among the filters: they are on the fewest samples."
         return [long] * (longest_ns > LONG_PROFILE_NS) + [labels] * (more > 0)
 
     def add(self, sample: Sample) -> SampleRow:

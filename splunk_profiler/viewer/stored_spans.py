@@ -141,7 +141,7 @@ def check_deleted(connection: sqlite3.Connection, since_ns: int) -> None:
     if since_ns < deleted_ns:
         ended = datetime.fromtimestamp(-(-deleted_ns // 10**9), timezone.utc)
         raise ValueError(
-            f"spans that ended until {ended:%Y-%m-%d %H:%M:%S} UTC are deleted: "
+            f"spans that ended until {ended:%Y-%m-%dT%H:%M:%S}Z are deleted: "
             "choose later times, or scale to the same time or total"
         )
 

@@ -21,6 +21,9 @@ const UNITS = {
   nanoseconds: [[8.64e13, "d"], [3.6e12, "h"], [6e10, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]],
   bytes: [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]],
 };
+const MOMENT = {
+  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23",
+};
 const MINUTE_MS = 60_000, HOUR_MS = 60 * MINUTE_MS, DAY_MS = 24 * HOUR_MS;
 const STEPS_MS = [
   ...[1, 2, 5, 10, 20, 50, 100, 200, 500], ...[1, 2, 5, 10, 15, 30].map((seconds) => 1000 * seconds),
@@ -70,9 +73,13 @@ function sayNames(node, ...parts) {
 const TURNED = String.raw`\S*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]\S*`;
 const ALL_TURNED = new RegExp(`(${TURNED}(?: ${TURNED})*)`, "u");
 
+// A time of UTC in a message, in the reader's zone.
+const toMoment = (utc) => new Date(utc).toLocaleString(undefined, { ...MOMENT, timeZoneName: "short" });
+
 // Sets a message of the server, in which any word may be a part of a name.
 function sayMessage(node, text) {
-  sayNames(node, ...text.split(" ").map(brief).join(" ").split(ALL_TURNED));
+  const local = text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, toMoment);
+  sayNames(node, ...local.split(" ").map(brief).join(" ").split(ALL_TURNED));
 }
 
 // A file that is broken after one of its folders, if it is longer than a line.
@@ -118,10 +125,7 @@ const toDate = (ns) => new Date(Number(BigInt(ns) / 1000000n));
 // Two times of the reader's zone, and its name; the second has a day only if it is another one.
 function period(since, until) {
   const isShort = BigInt(until) - BigInt(since) < 10_000_000_000n;
-  const format = new Intl.DateTimeFormat(undefined, {
-    year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit",
-    ...(isShort && { fractionalSecondDigits: 3 }), hourCycle: "h23",
-  });
+  const format = new Intl.DateTimeFormat(undefined, { ...MOMENT, ...(isShort && { fractionalSecondDigits: 3 }) });
   const ends = [toDate(since), toDate(until)];
   const zones = new Set(ends.map((date) => new Intl.DateTimeFormat(undefined, { timeZoneName: "short" }).formatToParts(date)
     .find(({ type }) => type === "timeZoneName").value)); // two if clocks were changed between

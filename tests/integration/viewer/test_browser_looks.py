@@ -117,6 +117,8 @@ def test_times_have_the_readers_days_and_zone(page: Page, address: str) -> None:
         assert shown(page, "#period") == expected
         assert f"Compared with {expected}" in shown(page, "#compared")
     page.open(address, zone="America/New_York")
+    page.value("byId('note').hidden = false; sayMessage(byId('note'), 'Before 2026-09-21T14:13:20Z there is none.')")
+    assert shown(page, "#note") == "Before Sep 21, 2026, 10:13:20 EDT there is none."
     assert shown(page, "#period") == "Sep 21, 2026, 10:13:20 \N{EN DASH} 10:15:19 EDT"
     assert shown(page, "#axis").split() == ["10:13:30", "10:14:00", "10:14:30", "10:15:00"]
     times = "ticks('{}', '{}', 2026).map(([, text]) => text)"

@@ -199,7 +199,7 @@ def test_only_the_last_hours_and_one_service_are_read(database: Database) -> Non
 
     table = ClickHouse(database.address, database.environment)
     since_s = (table.recording.period_ns()[1] - 3600 * 10**9) // (30 * 10**9) * 30
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since_s))
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_s))
     assert table.note == f"Records before {since} are not shown: see --last-hours."
     assert table.follows
     assert services() == {"shop", "other's \\ \n\t{x:String}"}
