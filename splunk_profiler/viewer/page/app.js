@@ -145,13 +145,13 @@ function fillView(name) {
   byId("flame").hidden = name === null || name === "top" || name === "source";
 }
 
-function fillShown([shown, trace]) {
+function fillShown([shown, trace], isNewData) {
   fillView(view());
   fillTrace(trace);
   say(byId("total"), amount(shown.total, unit()));
   if (view() === "top") fillTop(shown);
   else if (view() === "source") fillSource(shown);
-  else showFlame(shown);
+  else showFlame(shown, isNewData);
   fillZoom();
   if (!shown.total) {
     byId("empty").textContent = "Nothing in this selection: choose another value, a longer time or fewer filters.";
@@ -166,14 +166,23 @@ function keepFocus(before, ...heirs) {
   heirs.find((each) => each.checkVisibility())?.focus({ preventScroll: true });
 }
 
-// Shows all for the state, each part when its answer comes; answers to an older question are dropped.
-async function show() {
+// Holds the heights of what would move all that is below it when new data comes, until an act of the reader.
+function holdHeights(isHeld) {
+  for (const each of document.querySelectorAll("#legend, #spans:has(li), #facets section")) {
+    if (!isHeld || each.offsetHeight) each.style.height = isHeld ? `${each.offsetHeight}px` : "";
+  }
+}
+
+// Shows all for the state, each part when its answer comes; answers to an older question are dropped. Of new data what
+// is there stays in its place.
+async function show(isNewData = false) {
   const question = ++asked, main = document.querySelector("main");
+  holdHeights(isNewData);
   asking.abort();
   asking = new AbortController();
   main.setAttribute("aria-busy", "true");
   try {
-    if (!await showAll(question)) return;
+    if (!await showAll(question, isNewData)) return;
     byId("problem").hidden = true;
     document.body.dataset.shown = String(question); // for those who wait for the page
   } catch (error) {
@@ -183,7 +192,7 @@ async function show() {
   }
 }
 
-async function showAll(question) {
+async function showAll(question, isNewData) {
   const before = overview?.version, valueBefore = overview && value();
   const all = ask("overview");
   const early = valueBefore ? askView() : null; // the overview rarely changes what is asked
@@ -210,11 +219,11 @@ async function showAll(question) {
   const askLater = (askIt) => shown.catch(() => null).then(() => question === asked && askIt());
   const parts = [
     [shown, (content) => {
-      fillShown(content);
+      fillShown(content, isNewData);
       keepFocus(focused, graph.canvas, byId("top"), byId("source-lines"));
     }],
     [askLater(askGone), (content) => { if (content) fillGone(content); }],
-    [askLater(() => ask("facets")), fillFacets],
+    [askLater(() => ask("facets")), (content) => fillFacets(content, isNewData)],
     [askLater(() => ask("timeline", new URLSearchParams({ facet: state.get("by") || "service" }))), fillTimeline],
   ];
   if (!document.body.dataset.ready) await Promise.allSettled(parts.map(([answer]) => answer));
@@ -383,7 +392,7 @@ async function follow() {
     const { hidden, dataset } = byId("problem"), isFailed = !hidden && dataset.status !== "400"; // that stays wrong
     if (byId("follow").checked && (isFailed || overview && isGrowing()) && !isMarking()) {
       const { version } = await ask("overview");
-      if (version !== overview?.version || isFailed) await show();
+      if (version !== overview?.version || isFailed) await show(true);
     }
   } catch (error) {
     explain(error);

@@ -13,9 +13,18 @@ function fillSelect(select, options, chosen) {
   select.value = chosen;
 }
 
-function fillFacets({ facets, more = {} }) {
+// Sorts by the places that names have had, and what is new after all that; what is as new as another stays in its order.
+function sortByPlace(all, nameOf, before) {
+  const places = new Map(before.map((name, at) => [name, at])), placeOf = (each) => places.get(nameOf(each)) ?? Infinity;
+  return all.sort((one, other) => placeOf(one) - placeOf(other) || 0);
+}
+
+// Of new data what is there stays in its place: a reader may be about to choose it.
+function fillFacets({ facets, more = {} }, isNewData = false) {
   const isWanted = (facet) => facet === "trace" && view() === "trace"; // it comes first, also if there is but one
   const names = Object.keys(facets).sort((one, other) => isWanted(other) - isWanted(one));
+  const seen = [...byId("facets").children].filter((each) => !each.hidden).map(({ dataset }) => dataset.facet);
+  if (isNewData) sortByPlace(names, (name) => name, seen);
   const shown = [], before = document.activeElement;
   for (const [facet, section] of sections) if (!names.includes(facet)) section.element.remove();
   for (const facet of names) {
@@ -23,7 +32,7 @@ function fillFacets({ facets, more = {} }) {
     const section = sections.get(facet), isChosen = state.has(`f.${facet}`);
     section.element.hidden = facets[facet].length < 2 && !isChosen && !isWanted(facet);
     shown.push(section.element);
-    section.fill(facets[facet], more[facet] ?? 0);
+    section.fill(facets[facet], more[facet] ?? 0, isNewData);
   }
   const isSorted = shown.every((each, at) => byId("facets").children[at] === each);
   const at = shown.findIndex((each) => each.contains(document.activeElement)); // it would lose the focus if it were moved
@@ -38,6 +47,7 @@ class Filter {
   constructor(facet) {
     this.facet = facet;
     this.element = document.createElement("section");
+    this.element.dataset.facet = facet;
     Object.assign(this.element, { role: "group", ariaLabel: apart(facetName(facet)) }); // or a box does not say of what
     make("h2", facetName(facet), this.element);
     this.box = make("input", "", this.element);
@@ -54,10 +64,11 @@ class Filter {
   }
 
   // `found` are pairs of value and weight; there are `more` of them on the server.
-  fill(found, more) {
-    this.found = found;
+  fill(found, more, isNewData) {
+    const before = isNewData ? (this.found ?? []).map(([name]) => name) : [];
+    this.found = sortByPlace([...found], ([name]) => name, before);
     this.more = more;
-    this.box.hidden = !this.box.value && found.length <= MANY && !more;
+    this.box.hidden = isNewData && this.box.hidden || !this.box.value && found.length <= MANY && !more;
     this.search().catch(explain);
   }
 

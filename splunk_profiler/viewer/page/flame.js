@@ -82,17 +82,19 @@ class FlameGraph {
   }
 
   // `data` is an answer of the server; `path` is the hash of the frame to zoom to. `isUp` puts the root at the bottom,
-  // and `top` is the depth of the first frames that are drawn: 1 leaves out the root.
-  show(data, path, { isUp = false, top = 0 } = {}) {
+  // and `top` is the depth of the first frames that are drawn: 1 leaves out the root. There is room for `rows` at
+  // least; with `isHeld` a picture that is there stays as high as it is.
+  show(data, path, { isUp = false, top = 0, rows = 0, isHeld = false } = {}) {
     const pointed = this.pointed?.path;
     this.read(data);
     const scroller = this.scroller, edge = () => (this.isUp ? scroller.scrollHeight - scroller.clientHeight : 0);
     const fromRoot = isUp === this.isUp ? Math.abs(edge() - scroller.scrollTop) : 0;
     this.top = Math.min(top, this.deepest);
+    this.deepest = Math.max(this.deepest, this.top + rows - 1);
     this.isUp = isUp;
     const height = (this.deepest - this.top + 1) * ROW;
     this.spacer.style.height = `${height}px`;
-    scroller.style.height = `${height + 2}px`;
+    if (!isHeld || !scroller.style.height) scroller.style.height = `${height + 2}px`;
     scroller.scrollTop = Math.abs(edge() - fromRoot);
     this.zoomed = this.withPath(path) ?? this.frame(this.top);
     this.pointed = this.withPath(pointed);
@@ -108,7 +110,7 @@ class FlameGraph {
     const depths = this.depths = new Int32Array(count), starts = this.starts = new Float64Array(count);
     const first = this.firstBelow = new Int32Array(count), end = this.endBelow = new Int32Array(count);
     const filled = new Float64Array(count); // up to where children are
-    this.deepest = 0; // depth of the last
+    this.deepest = 0; // depth of the last row
     for (let at = 1; at < count; at++) {
       const above = parent[at];
       depths[at] = depths[above] + 1;

@@ -1,6 +1,7 @@
 // The flame graphs: one of all, or two of a function, its callers above and its callees below.
 "use strict";
 
+const ROOM = 12; // rows, for the deeper stacks that may come
 const UNZOOMED = { zoom: "", "zoom.callers": "" };
 const graph = new FlameGraph(byId("graph"), byId("scroll"), byId("height"),
   (path) => zoomedTo(graph, { zoom: path }), (...frame) => describe(graph, ...frame));
@@ -29,11 +30,11 @@ function zoomOut() {
   graph.canvas.focus({ preventScroll: true }); // the button that had it goes
 }
 
-function showFlame(shown) {
-  const isOfFunction = isSandwich(), top = Number(isOfFunction);
+function showFlame(shown, isHeld) {
+  const isOfFunction = isSandwich(), top = Number(isOfFunction), rows = isGrowing() ? ROOM : 0;
   byId("flame").classList.toggle("sandwich", isOfFunction);
-  if (isOfFunction) callers.show(shown.callers, state.get("zoom.callers"), { isUp: true, top });
-  graph.show(shown, state.get("zoom"), { isUp: Boolean(state.get("up")) && !isOfFunction, top });
+  if (isOfFunction) callers.show(shown.callers, state.get("zoom.callers"), { isUp: true, top, rows, isHeld });
+  graph.show(shown, state.get("zoom"), { isUp: Boolean(state.get("up")) && !isOfFunction, top, rows, isHeld });
   if (!isOfFunction || !isZoomed(zoomedLast)) zoomedLast = graph;
   const count = ({ made }) => Math.max(0, made.length - 1 - top).toLocaleString();
   const name = apart(brief(state.get("function") ?? ""));

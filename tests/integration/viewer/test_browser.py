@@ -178,7 +178,7 @@ def test_a_function_leads_to_its_callers_and_its_callees(page: Page, address: st
     assert shown(page, "#total") == "3.33 min"
     assert shown(page, "#found") == "100.0 % of callers, 100.0 % of callees found"
     rows = "[graph, callers].map((g) => [g.frames[1].depth, g.frames.at(-1).depth].map((depth) => g.rowOf(depth)))"
-    assert page.value(rows) == [[0, 1], [2, 0]]  # callees go down, callers up
+    assert page.value(rows) == [[0, 1], [11, 9]]  # callees go down, callers up, in a room of twelve rows
     click_frame(page, "shop.app.search", "callers")
     assert "shop.app.search 3.33 min (100.0 %)" in shown(page, "#frame")
     page.open(page.value("location.href"))
