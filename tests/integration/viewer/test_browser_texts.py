@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from browser import Page
-from saved_samples import TRACE, sample_line, span_line
+from command_line import splunk_profiler
+from profile_factory import record_body, small_profile
+from saved_samples import TRACE, profile_line, sample_line, span_line
 from viewer_page import IN_BROWSER, RIGHT_TO_LEFT, SCREENS, act, shown, shown_on
+
+from splunk_profiler.viewer.profile_messages import decode_body
 
 pytestmark = IN_BROWSER
 FIRST, LAST = RIGHT_TO_LEFT.split(".")
 FILE = f"/srv/{FIRST}/{LAST}"
+HOSTILE = [
+    "<script>document.title='harmed'</script><img src=x onerror=\"document.title='harmed'\">.f",
+    "</script><script>document.title='harmed'</script>.f",
+    "'\"`${alert`1`}&amp;<!--.f",
+    "\u202egnp.exe.f",
+    "\U0001f525" * 40 + ".f",
+    "javascript:document.title='harmed'.f",
+    "x" * 10_000 + ".f",
+    "shop.f\\x1b[31m",
+    RIGHT_TO_LEFT,
+]
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +132,40 @@ def test_a_long_name_in_letters_of_many_bytes_can_be_chosen(page: Page, tmp_path
         page.open(f"{found}#{quote(chosen, '=&')}", until="(document.body.dataset.shown || !byId('problem').hidden)")
         assert shown(page, "#problem") == ""
         assert shown(page, "#total") == "1.00 s"
+
+
+def hostile_lines() -> Iterator[str]:
+    """Yield samples and spans with hostile names of functions, files, services, spans, threads and labels."""
+    for place, name in enumerate(HOSTILE):
+        span = f"{place + 1:016x}"
+        yield sample_line(f"{name}(/srv/{name[:200]}:1)", service=name, span=span)
+        yield span_line(name, span, times_ns=(5 * 10**9, 6 * 10**9), service=name)
+    profile = small_profile()
+    labels = [(("thread.name", name), (name, name), ("tenant", name)) for name in HOSTILE]
+    aggregates = tuple(replace(profile.aggregates[0], labels=each) for each in labels)
+    message = decode_body(record_body(replace(profile, time_ns=5 * 10**9, aggregates=aggregates)))
+    message.string_table[:] = [text.replace(r"\u202e", "\u202e") for text in message.string_table]  # as others write it
+    yield profile_line(base64.b64encode(message.SerializeToString()).decode())
+
+
+def test_hostile_names_do_no_harm(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "logs.jsonl").write_text("".join(hostile_lines()), "utf-8")
+    file = tmp_path / "profile.html"
+    assert splunk_profiler("view", tmp_path / "logs.jsonl", "--html", file).returncode == 0
+    lists = "[...document.querySelectorAll('#facets section')].map((each) => [each.ariaLabel, each])"
+    list_of = f"Object.fromEntries({lists}.map(([name, each]) => [name.slice(1, -1), each.innerText]))"
+    with shown_on(page, tmp_path / "logs.jsonl") as address:
+        for place in (address, f"{address}#view=top", f"{address}#view=trace&f.trace={TRACE}", file.as_uri()):
+            page.open(f"{place}{'&' if '#' in place else '#'}value=wall")
+            assert page.value("document.title") == "splunk-profiler"
+            assert page.value("document.querySelectorAll('img').length") == 0
+            if "trace" not in place:
+                found = page.value(list_of)
+                for facet in ("service", "endpoint", "span name", "thread", "label tenant"):
+                    assert r"\u{202e}gnp.exe.f" in found[facet], facet
+                    assert "<img src=x" in found[facet], facet
+                assert r"label \u{202e}gnp.exe.f" in found
+            else:
+                assert r"\u{202e}gnp.exe.f" in shown(page, "#spans")
+            page.keep_picture(SCREENS / f"hostile-{'top' if 'top' in place else place[:4]}.png")
+            assert page.value("document.documentElement.scrollWidth") <= 1280
