@@ -25,6 +25,6 @@ def run_pprof(folder: Path, *arguments: str, said: str = "") -> str:
 
 
 def pprof_top(printed: str) -> dict[str, tuple[int, int]]:
-    """Function → (flat, cumulative) nanoseconds, of ``-top -unit=ns``."""
-    rows = re.findall(r"^ *(\d+)(?:ns)? +\S+ +\S+ +(\d+)(?:ns)? +\S+  (.+)$", printed, re.M)
+    """Function → (flat, cumulative), of ``-top`` with ``-unit=ns`` or ``-unit=B``."""
+    rows = re.findall(r"^ *(\d+)(?:ns|B)? +\S+ +\S+ +(\d+)(?:ns|B)? +\S+  (.+)$", printed, re.M)
     return {name: (int(flat), int(cumulative)) for flat, cumulative, name in rows}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from browser import Page
 from command_line import ROOT, collect_program, splunk_profiler
-from pprof_tool import run_pprof
+from pprof_tool import pprof_top, run_pprof
 from target_process import TESTS
 from viewer_page import IN_BROWSER, act, shown, shown_on
 
@@ -92,18 +92,21 @@ def test_totals_of_all_values_are_those_of_the_report(totals: dict[str, int], re
     assert {name: totals[name] for name in expected} == expected
 
 
+def extract_profiles(recorded: Path, folder: Path) -> dict[str, list[str]]:
+    """Extract the profiles of a recording to files, and return their names by kind, oldest first."""
+    shutil.copy(recorded / "logs.jsonl", folder)
+    subprocess.run([sys.executable, ROOT / "examples" / "extract_profiles.py", folder], check=True, capture_output=True)
+    return {
+        suffix: sorted(path.name for path in folder.glob(f"*{suffix}"))
+        for suffix in ("[0-9].pprof", "-allocation.pprof")
+    }
+
+
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 def test_totals_of_all_values_are_those_of_pprofs_own_tool(
     totals: dict[str, int], recorded: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(recorded / "logs.jsonl", tmp_path)
-    subprocess.run(
-        [sys.executable, ROOT / "examples" / "extract_profiles.py", tmp_path], check=True, capture_output=True
-    )
-    files = {
-        suffix: sorted(path.name for path in tmp_path.glob(f"*{suffix}"))
-        for suffix in ("[0-9].pprof", "-allocation.pprof")
-    }
+    files = extract_profiles(recorded, tmp_path)
     # Of what is in use the page has the last profile of each process; waits for the GIL are a comment.
     for name in totals.keys() - {*IN_USE, *OF_THE_GIL}:
         of_it = files["-allocation.pprof" if name in OF_MEMORY else "[0-9].pprof"]
@@ -113,3 +116,31 @@ def test_totals_of_all_values_are_those_of_pprofs_own_tool(
         )
         (whole,) = re.findall(r" of (\d+)\w* total$", printed, re.M)
         assert int(whole) == totals[name], name
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+@pytest.mark.parametrize("kind", ["[0-9].pprof", "-allocation.pprof"])
+def test_functions_of_one_profile_have_the_numbers_of_pprofs_own_tool(
+    page: Page, recorded: Path, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / extract_profiles(recorded, tmp_path)[kind][-1]
+    ask = "ask('top', new URLSearchParams({{ value: '{}', search: '', sort: 'own' }})).then(({{ rows }}) => rows)"
+    with shown_on(page, path) as address:
+        page.open(address)
+        names = page.value("overview.values.map(({ name }) => name)")
+        assert set(IN_USE if "allocation" in kind else [*OF_TIME[:3], "gil_snapshots"]) <= set(names)
+        for name in names:
+            set_value = f"byId('value').value = '{name}'; byId('value').dispatchEvent(new Event('change'))"
+            if name != page.value("value()"):
+                act(page, set_value)
+            rows = page.value(ask.format(name))
+            found = {function: (own, total) for function, _, _, _, own, total in rows}
+            assert len(found) == len(rows) < 500
+            if name in OF_THE_GIL:  # a comment of the profile
+                assert list(found) == ["[process].gil_wait"]
+                continue
+            unit = "B" if name in {"alloc_space", "inuse_space"} else "ns"
+            everything = f"-unit={unit}", "-nodecount=0", "-nodefraction=0", "-edgefraction=0"
+            assert found == pprof_top(run_pprof(tmp_path, "-top", *everything, f"-sample_index={name}", path.name)), (
+                name
+            )
