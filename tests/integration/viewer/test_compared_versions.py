@@ -97,6 +97,12 @@ def test_the_page_compares_two_versions_by_requests(page: Page, released: Path) 
         act(page, "byId('scale').value = 'requests'; byId('scale').dispatchEvent(new Event('change'))")
         assert page.value("byId('problem').hidden")
         assert page.value("graph.frames[0].before") == 2 * old > 0
+        page.value("set({ 'f.thread': 'MainThread' }); show()")
+        page.wait("!byId('problem').hidden")
+        assert shown(page, "#problem").endswith("service, version, endpoint and trace: remove the filter by thread")
+        page.problems.clear()  # the browser itself logs the status
+        act(page, "set({ 'f.thread': '' }); show()")
+        assert page.value("byId('problem').hidden")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
