@@ -98,7 +98,7 @@ def time_ms(question: Callable[[], Any], rounds: int = 1) -> float:
 
 
 def measure(quick: bool) -> Iterator[Result]:
-    """Yield the slowest click after the first load, with what that took."""
+    """Yield the slowest click after the first load, the first of its kind included, with what that took."""
     if importlib.util.find_spec("chdb") is None:
         return
     from clickhouse_tables import Database, run_server  # noqa: PLC0415  # needs chDB
@@ -132,6 +132,7 @@ def measure(quick: bool) -> Iterator[Result]:
             "trace again": lambda: answers.trace(wall, trace),
         }
         medians = {name: time_ms(question, rounds) for name, question in clicks.items()}
+        medians |= {"trace": first_trace_ms, "five_minutes": first_stretch_ms}  # which are asked for once
         yield Result(
             "slowest click on ClickHouse",
             max(medians.values()),
@@ -144,8 +145,6 @@ def measure(quick: bool) -> Iterator[Result]:
                 "loaded_ms": loaded_ms,
                 "refresh_ms": refresh_ms,
                 "one_service_loaded_ms": one_ms,
-                "trace_ms": first_trace_ms,
-                "five_minutes_ms": first_stretch_ms,
                 **{f"{name}_ms": value for name, value in medians.items()},
             },
         )
