@@ -32,8 +32,7 @@ from splunk_profiler.viewer.otlp_files import (
     parse_int,
     span_key,
 )
-from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT
-from splunk_profiler.viewer.records import place_of
+from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, place_of
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.formats.profile_proto import ProfileMessage
+from splunk_profiler.viewer.dumps import Call
 from splunk_profiler.viewer.message_size import count_items, fields_of
 
 PROFILE_FORMAT = "pprof-gzip-base64"
@@ -205,3 +206,8 @@ def kind_and_distribution(file: str, mapping: str, build_id: str) -> tuple[str, 
             return APPLICATION, ""
         return "library" if "-packages/" in file else "standard-library", ""
     return "", ""
+
+
+def place_of(call: Call) -> Place:
+    """Return the place of a call in the text of a sample."""
+    return Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))

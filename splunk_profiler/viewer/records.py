@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from splunk_profiler.pipeline import gil_waits
 from splunk_profiler.pipeline.gil_waits import GilWaits
-from splunk_profiler.viewer.dumps import Call, Dump, parse
+from splunk_profiler.viewer.dumps import Dump, parse
 from splunk_profiler.viewer.model import UNKNOWN_SPAN, Facets, Sample, Span, SpanKey, name_value
 from splunk_profiler.viewer.otlp_files import (
     ALLOCATION,
@@ -38,7 +38,7 @@ from splunk_profiler.viewer.profile_messages import (
     ProfileDecoder,
     ProfileError,
     endpoint_name,
-    kind_and_distribution,
+    place_of,
     read_places,
 )
 from splunk_profiler.viewer.recording import IN_USE, Recording, SampleRow
@@ -84,11 +84,6 @@ def text_weights(is_allocation: bool, count: int, period_ms: int, allocated: int
     if is_allocation:
         return {"alloc_space": max(0, allocated)}
     return {"samples": count, "wall": max(0, parse_int(period_ms * 1_000_000))}
-
-
-def place_of(call: Call) -> Place:
-    """Return the place of a call in the text of a sample."""
-    return Place(call.name, call.file, call.line or 0, *kind_and_distribution(call.file, "", ""))
 
 
 def sender_of(resource: dict[str, Any]) -> Sender:

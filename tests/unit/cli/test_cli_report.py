@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from short_programs import run_code
 
 from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
@@ -315,3 +316,9 @@ def test_the_numbers_are_to_be_had_as_json(tmp_path: Path) -> None:
     }
     assert (data["samples_running"], data["by_span"]["GET /search"]["waiting_functions"]) == (1, [])
     assert data["record"]["as_received"]["spanId"] == "00000000000000aa"
+
+
+def test_report_loads_nothing_of_the_extra_view() -> None:
+    extra = ("numpy", "starlette", "uvicorn")
+    said = run_code(f"import splunk_profiler.cli.report, sys; print([name for name in {extra} if name in sys.modules])")
+    assert said == "[]\n"
