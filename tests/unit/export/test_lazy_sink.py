@@ -322,7 +322,7 @@ def test_an_ending_process_does_not_wait_for_its_description() -> None:
 
 
 def test_a_sink_that_cannot_be_made_is_tried_again_and_records_wait() -> None:
-    start_s = now_s = time.monotonic()
+    start_s = now_s = float(round(time.monotonic()))  # whole seconds: their differences are exact
     tries_s: list[float] = []
 
     def make() -> Taking:
