@@ -13,7 +13,6 @@ from typing import Any
 import click
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.sdk.resources import Resource
 
 from splunk_profiler.cli.analysis import Analysis
 from splunk_profiler.cli.errors import CommandError
@@ -23,6 +22,7 @@ from splunk_profiler.cli.terminal import make_console
 from splunk_profiler.config import Config
 from splunk_profiler.config.parsers import ConfigError
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
+from splunk_profiler.export.sink_context import ProcessResource
 from splunk_profiler.exporter_process.pipelines import make_pipeline
 from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
 from splunk_profiler.stream.captured import CapturedSnapshot, Item, ProcessStarted, ResourceChanged
@@ -71,7 +71,7 @@ class Playback:
         self._add = add
         self._is_empty = True
         self.remarks: list[str] = []
-        self._resource = Resource({})
+        self._resource = ProcessResource({})
         self._encoder = ProfileEncoder(lambda: self._resource)
         self._pipeline: StreamPipeline | None = None
         self._lost_snapshots = 0
@@ -112,7 +112,7 @@ class Playback:
         if isinstance(item, ProcessStarted) and self._pipeline is None:
             self._pipeline = make_pipeline(self._settings(item), self._deliver)
         elif isinstance(item, ResourceChanged):
-            self._resource = Resource(item.attributes, item.schema_url)  # type: ignore[arg-type]
+            self._resource = ProcessResource(item.attributes, item.schema_url)
         elif isinstance(item, LostRecord):
             self._lost_snapshots += item.snapshots
         elif self._pipeline is not None:
