@@ -188,8 +188,7 @@ class Profiles:
         self.first_ns = min(self.first_ns or message.time_nanos, message.time_nanos)
         self.last_ns = max(self.last_ns, message.time_nanos + message.duration_nanos)
         self.periods_ms[message.period // 1_000_000] += 1
-        for comment in comments:
-            self.gil_waits = self.gil_waits.plus(gil_waits.parse(comment))
+        self.gil_waits = self.gil_waits.plus(gil_waits.parse_all(comments))
         for each in aggregates:
             name = endpoint_name(each.stack, each.labels)
             if each.stack and each.loop_blocked:

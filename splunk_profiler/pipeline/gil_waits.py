@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 LONG_WAIT_NS = 5_000_000  # CPython's switch interval, after which Python code is asked to release the GIL
@@ -50,3 +51,11 @@ def parse(comment: str) -> GilWaits:
         return GilWaits()
     mean_ms, max_ms, long_count, count = map(float, found.groups())
     return GilWaits(int(count), round(mean_ms * count * 1e6), round(max_ms * 1e6), int(long_count))
+
+
+def parse_all(comments: Iterable[str]) -> GilWaits:
+    """Return the waits that comments describe together."""
+    whole = GilWaits()
+    for comment in comments:
+        whole = whole.plus(parse(comment))
+    return whole

@@ -354,9 +354,7 @@ class RecordReader:
 
 def _sum_waits(comments: Sequence[str]) -> GilWaits:
     """Return the waits for the GIL that comments describe."""
-    whole = GilWaits()
-    for comment in comments:
-        whole = whole.plus(gil_waits.parse(comment))
+    whole = gil_waits.parse_all(comments)
     if whole.sum_ns > _MAX_WEIGHT:
         raise ValueError("the waits for the GIL are too large")
     return whole
