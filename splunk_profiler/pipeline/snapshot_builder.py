@@ -156,14 +156,14 @@ class SnapshotBuilder:
             last.stack, last.thread, last.reason = stack, thread, self._reason_of(state)
         reason = last.reason
         last.cpu_ns = state.cpu_ns or last.cpu_ns
-        delta = _NO_TIME
-        if self._has_times or state.state is None:
+        delta, needs_times = _NO_TIME, self._has_times or state.state is None
+        if needs_times:
             delta = self._thread_times.charge(_usage_key(state.info), state.info.start_time, state.cpu_ns, reason)
         if reason is not None:
             return None
         weight_ns = _cpu_weight_ns(state, delta, period_ns) if self._has_times else None
         seen = make_thread_sample(state, delta, last.cpu_ns, weight_ns)
-        last.state, last.seen = state, None if delta is not _NO_TIME else seen
+        last.state, last.seen = state, None if needs_times else seen
         return _make_sample(captured, period_ns, seen, state)
 
     def _reason_of(self, state: ThreadState) -> UnattributedReason | None:
