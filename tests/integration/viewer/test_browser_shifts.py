@@ -1,4 +1,4 @@
-"""What a reader looks at stays in its place on the page while new data comes."""
+"""Tests that nothing moves on an open page while new data comes."""
 
 from __future__ import annotations
 
