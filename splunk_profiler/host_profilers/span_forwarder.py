@@ -178,8 +178,9 @@ class SpanForwarder:
             stuck = current_export.processor
             excluded = [] if stuck is None else [stuck]
             lost_count = int(is_submitted) if excluded else 0  # the span of the call that hangs
-            now_ns = self._now_ns()
-            flush_loop = FlushLoop(self._pending, self._now_ns, now_ns, 0, excluded=excluded, lost_count=lost_count)
+            flush_loop = FlushLoop(
+                self._pending, self._now_ns, deadline_ns, 0, excluded=excluded, lost_count=lost_count
+            )
             flush_loop.run(export_here)
             current_export.mark_stuck()
 

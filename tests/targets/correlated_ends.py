@@ -29,6 +29,7 @@ _ROOTS = 10
 _ALARMS = 300
 _BRIEFLY_MS = 100
 _ALARM_S = 0.0003
+_SLOWLY_S = 0.03
 TRACER = trace.get_tracer("ends")  # asked for once: the SDK makes each with a lock held
 
 
@@ -62,16 +63,17 @@ class Standing(PrintingExporter):
 
 
 class Locking(PrintingExporter):
-    """Others run while it exports with a lock held, as they do while a greenlet waits for a collector."""
+    """Takes its time, as for an answer from a collector, and others run while it has its lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_s: float = 0.001) -> None:
         super().__init__("simple")
+        self._takes_s = takes_s
         self._lock = threading.Lock()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Say `spans`, after the others have had their turn."""
         with self._lock:
-            time.sleep(0.001)
+            time.sleep(self._takes_s)
             return super().export(spans)
 
 
@@ -137,12 +139,13 @@ def order(first: str, way: str) -> None:
 
 
 def hanging(first: str, kind: str) -> None:
-    """One exporter hangs for good, the other one does not; many transactions end, and the process after them."""
+    """One exporter hangs for good, the other one is but slow; many transactions end, and the process after them."""
+    slow = SimpleSpanProcessor(Locking(_SLOWLY_S))
     if kind == "simple":
-        provided(SimpleSpanProcessor(Hanging("dead")), simple(), first=first)
+        provided(SimpleSpanProcessor(Hanging("dead")), slow, first=first)
     else:
         full = batch(Hanging("dead"), max_queue_size=4, max_export_batch_size=2)
-        provided(full, simple(), first=first, shutdown_on_exit=False)  # for which the SDK waits half a minute
+        provided(full, slow, first=first, shutdown_on_exit=False)  # for which the SDK waits half a minute
     met().end()
     for number in range(_ROOTS):
         root(f"{number}").end()
