@@ -83,6 +83,7 @@ class ExporterConnection:
         self._answer_due_s = 0.0  # on the clock
         self._silences = 0  # connections in a row that had no answer in time
         self._awaits_launched = False  # this process has started an exporter that has not answered yet
+        self._is_restart = False  # there was one before it
         self._is_trusted = False  # the exporter may get the stream
         self._unsent = bytearray()
         self._was_full = False  # and is not half empty yet
@@ -235,13 +236,11 @@ class ExporterConnection:
         self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S) if self._pause_s and is_recent else _FIRST_PAUSE_S
         self._next_launch_s = now + self._pause_s
         self._launcher_pid = os.getpid()
+        if self._awaits_launched:
+            self._log("failure", "the exporter process cannot be reached or started: it ends before it answers")
         try:
             self._launch(listener, self._token)
-            self._awaits_launched = True
-            if self._has_been_connected:
-                self._restarts += 1
-                text = f"the exporter process ended and was started again ({self._restarts} times so far)"
-                self._log("restart", text)
+            self._awaits_launched, self._is_restart = True, self._has_been_connected
             self._connect(is_launched=True)
         except OSError as error:
             self.cannot_start = error.errno in _LASTING_ERRNOS
@@ -296,6 +295,10 @@ class ExporterConnection:
             del self._messages[:-_MAX_MESSAGES]
         elif message == self._answer:
             self._is_trusted, self._answer, self._silences = True, b"", 0
+            if self._awaits_launched and self._is_restart:
+                self._restarts += 1
+                text = f"the exporter process ended and was started again ({self._restarts} times so far)"
+                self._log("restart", text)
             self._awaits_launched = False
         else:
             self._abandon_name("does not know its secret")

@@ -255,6 +255,11 @@ class Launcher:
         arguments = [os.fsencode(argument) for argument in self.arguments(env)]
         variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(env, token).items()]
         spawn_exporter(arguments, variables, listener)
+        try:
+            _PROGRAM.stat()
+        except FileNotFoundError:  # no lasting error, as without an interpreter: an upgrade puts another one there
+            reason = "is missing: no records are exported until it is back, or the service is started again"
+            raise LaunchError(f"{_PROGRAM} {reason}") from None
 
     def arguments(self, env: Mapping[str, str]) -> list[str]:
         """Return the command line, from the host's environment.

@@ -229,7 +229,11 @@ class Sampling:
             with FORK_GATE, ShortTurns():  # a child that is forked meanwhile could not import it
                 from splunk_profiler.lifecycle.local_export import LocalExport  # noqa: PLC0415  # needless in most
         except (ImportError, FileNotFoundError, PermissionError) as error:
-            logger.warning("no records are exported: the exporter cannot be loaded: %s", error)
+            logger.warning(
+                "no records are exported: the exporter cannot be loaded: %s; start the service again, with"
+                " SPLUNK_PROFILER_EXPORTER=thread if it changes its user or root",
+                error,
+            )
             return StreamOutput()
         return LocalExport(
             self._resolved,
