@@ -202,7 +202,7 @@ class ProcessProfiler:
                 )
             atexit.register(self._at_exit)
             self._register_child_exits()
-            if resolved.samples:
+            if resolved.samples or resolved.config.publishes_correlation:  # samples or spans may wait
                 self._sigterm.start()
         except BaseException:
             self._stop_unfinished(0)

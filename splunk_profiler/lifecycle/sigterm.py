@@ -1,4 +1,4 @@
-"""Sends the last interval when SIGTERM, with its default action, is about to end the process.
+"""Sends the last interval, and spans that wait, when SIGTERM with its default action is about to end the process.
 
 The handler is native (`native/walker/sigterm.c`): Python's table still lists the default action, and a main thread that
 is stuck in C does not delay it. A thread of ours waits for the signal. A handler of the application replaces ours;

@@ -123,11 +123,16 @@ def _be_terminated() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 WAYS: dict[str, Callable[[], Any]] = {
     "return": lambda: None,
     "exit": lambda: sys.exit(3),
     "uncaught": _raise_uncaught,
     "terminated": _be_terminated,
+    "killed": _be_killed,
 }
 
 

@@ -63,6 +63,13 @@ def test_what_waits_is_exported_when_the_process_ends(first: str, way: str, code
         assert ("Traceback" in target.output) == (way == "uncaught"), target.output
 
 
+@pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
+def test_what_waits_is_exported_before_sigterm_ends_the_process() -> None:
+    with told("correlated_ends.py", "order", "provider", "killed") as target:
+        assert target.finish() == -SIGTERM, target.output
+        assert by_process(target, "own") == {target.pid: ids_of(target.pid)}
+
+
 @pytest.mark.parametrize("first", ["provider", "profiler"])
 @pytest.mark.parametrize("delay_ms", [0, 60_000], ids=["while it runs", "when it ends"])
 def test_hanging_exporter_delays_neither_exit_nor_other_exporters(first: str, delay_ms: int) -> None:
