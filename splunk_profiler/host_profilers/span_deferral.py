@@ -82,7 +82,7 @@ class SpanDeferral:
                 if not any(known is processor for known in self._patched_sets):
                     self._patch_set(processor)
             elif not any(known.processor is processor for known in self._pending.processors):
-                self._wrap(WrappedProcessor(processor))
+                self._wrap(WrappedProcessor(processor, self._now_ns))
 
     def _patch_set(self, processors: Any) -> None:
         add, shut_down = processors.add_span_processor, processors.shutdown
@@ -169,7 +169,7 @@ class SpanDeferral:
             self._pending.export_transaction(transaction)
             return
         self._on_defer()
-        self._forwarder.forward_overdue()
+        self._forwarder.forward_excess()
         # A shutdown or a detach since the span began to end has not seen it.
         if wrapped.is_shut_down or not self.is_active:
             self._pending.export_all(self._now_ns())

@@ -30,6 +30,7 @@ _BATCH_SIZE = 256  # transactions between two looks at the queues
 _POLL_INTERVAL_S = 0.005
 _SLOW_NS = 10_000_000
 _MAX_DRAIN_NS = 5 * _NS_PER_S  # beyond the SDK's own time for a shutdown
+_MAX_EXCESS_NS = 4 * _NS_PER_S  # less than a drain may take
 _STALL_TIMEOUT_NS = 1 * _NS_PER_S  # with an exporter that takes nothing
 _FORWARD_SLICE_NS = _NS_PER_S // 5  # before the correlator looks at messages again
 _CORRELATOR_TIMEOUT_S = 1.0  # for the correlator to count messages; it takes longer only if it hangs
@@ -84,14 +85,19 @@ class SpanForwarder:
         finally:
             self._is_forwarding = False
 
-    def forward_overdue(self) -> None:
-        """Export one overdue transaction on the calling thread.
+    def forward_excess(self) -> None:
+        """Export an overdue transaction on the calling thread, or two while a shutdown could not export all.
 
         A slow exporter thus slows down the threads that end spans, as it does without deferral. Else
-        the queue of the correlator thread would grow without end.
+        the queue of the correlator thread would grow without end. An exporter that ends spans itself
+        would export within an export, one deeper for each.
         """
-        if self._overdue_before_ns:
-            for _ in self._pending.export_due(self._overdue_before_ns, 1, export_here):
+        pending = self._pending
+        drain_ns = len(pending.transactions) * sum(wrapped.export_ns for wrapped in pending.processors)
+        is_excess = drain_ns > _MAX_EXCESS_NS and not threads_are_greenlets()  # there, only queues get what waited
+        if (is_excess or self._overdue_before_ns) and not pending.depth:
+            ended_before_ns, count = (self._now_ns(), 2) if is_excess else (self._overdue_before_ns, 1)
+            for _ in pending.export_due(ended_before_ns, count, export_here):
                 pass
 
     def flush(self, flushed: WrappedProcessor, timeout_ms: int) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import _thread
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from splunk_profiler.system.guard import is_interrupt
@@ -15,6 +16,8 @@ from splunk_profiler.system.threads import threads_are_greenlets
 
 _EXPORTERS = ("span_exporter", "_span_exporter", "exporter", "_exporter")
 _MAX_DEPTH = 4  # of processors within processors
+_UNKNOWN_EXPORT_NS = 100_000_000  # before the first export
+_MIN_EXPORT_NS = 100_000
 
 
 class WrappedProcessor:
@@ -24,20 +27,35 @@ class WrappedProcessor:
         on_end: exports a span, or queues it.
         pass_through: the same, for a span that was not deferred, on the thread that ended it.
         has_queue: True if `on_end` only queues, and another thread exports.
+        export_ns: how long `on_end` takes (ns); 0 with a queue.
         is_finished: True once it has been given its last span.
     """
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.processor = processor
+        self._now_ns = monotonic_ns
         self.on_start = processor.on_start
-        self.on_end = processor.on_end
+        self.on_end = self._original_on_end = processor.on_end
         self.force_flush = processor.force_flush
         self.shutdown = processor.shutdown
         self.is_shut_down = self.is_finished = False
         self._calling_threads: set[int] = set()  # idents of threads in `pass_through`
         self._export_buffer = getattr(processor, "_batch_processor", None)  # of the SDK
         self.has_queue = hasattr(self._export_buffer, "_queue")
-        self.pass_through = self.on_end if self.has_queue else self._pass_through
+        self.export_ns = 0
+        self.pass_through = self.on_end
+        if not self.has_queue:
+            self.export_ns = _UNKNOWN_EXPORT_NS
+            self.on_end, self.pass_through = self._export_timed, self._pass_through
+
+    def _export_timed(self, span: Any) -> None:
+        began_ns = self._now_ns()
+        try:
+            self._original_on_end(span)
+        finally:
+            # One export that takes long, such as beside busy threads, must not count as many.
+            took_ns = max(self._now_ns() - began_ns, _MIN_EXPORT_NS)
+            self.export_ns = min(took_ns, 2 * self.export_ns)
 
     def _pass_through(self, span: Any) -> None:
         own = _thread.get_ident()

@@ -168,10 +168,10 @@ class Slow(SimpleSpanProcessor):
         super().on_end(span)
 
 
-def slow_bench() -> DeferralBench:
+def slow_bench(kind: type[Slow] = Slow) -> DeferralBench:
     """Return a bench with a slow exporter and twenty transactions that wait."""
-    bench = DeferralBench()
-    slow = Slow(bench.exporter)
+    bench = DeferralBench(1_000)
+    slow = kind(bench.exporter)
     slow.bench = bench
     bench.add(slow)
     bench.activate()
@@ -202,6 +202,38 @@ def test_overdue_transactions_are_forwarded_by_threads_that_end_others() -> None
     bench.tracer.start_span("in time").end()
     assert "in time" not in bench.names
     assert len(bench.names) == 25
+
+
+def test_threads_that_end_spans_export_what_a_shutdown_could_not() -> None:
+    bench = slow_bench()
+    for number in range(300):
+        bench.tracer.start_span(f"late {number}").end()
+    bench.provider.shutdown()
+    assert bench.names == [*(f"root {number}" for number in range(20)), *(f"late {number}" for number in range(300))]
+
+
+class Tracing(Slow):
+    """A slow processor that makes a transaction of each export."""
+
+    depth = max_depth = 0
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.depth += 1
+        self.max_depth = max(self.depth, self.max_depth)
+        if span.name.startswith("root"):
+            self.bench.tracer.start_span(f"export of {span.name}").end()
+        super().on_end(span)
+        self.depth -= 1
+
+
+def test_exporter_that_ends_transactions_is_not_called_within_its_call() -> None:
+    bench = slow_bench(Tracing)
+    assert not bench.forwarder.forward(bench.now_ns + 2_000_000_000)
+    bench.tracer.start_span("late").end()
+    assert isinstance(bench.first, Tracing)
+    assert bench.first.max_depth == 1
+    bench.provider.shutdown()
+    assert len(set(bench.names)) == len(bench.names) == 41
 
 
 class Lasting(SpanExporter):
