@@ -170,13 +170,13 @@ class SpanForwarder:
         done: list[bool] = []
 
         def drain() -> None:
-            loop = FlushLoop(self._pending, self._now_ns, deadline_ns, stall_timeout_ns // 2, pause=WakeEvent().wait)
+            loop = FlushLoop(self._pending, self._now_ns, deadline_ns, stall_timeout_ns, pause=WakeEvent().wait)
             done.append(loop.run(current_export.export))
 
         was_stuck = current_export.is_stuck
         is_submitted = not was_stuck and not current_export.is_this_thread_exporting and self._submit(drain)
         if not is_submitted and not was_stuck:
-            FlushLoop(self._pending, self._now_ns, deadline_ns, stall_timeout_ns // 2).run(export_here)
+            FlushLoop(self._pending, self._now_ns, deadline_ns, stall_timeout_ns).run(export_here)
             return
         if is_submitted:
             self._wait_while_draining(done, deadline_ns, stall_timeout_ns)
@@ -195,7 +195,8 @@ class SpanForwarder:
         pending_count = len(self._pending)
         while not done and self._now_ns() < min(deadline_ns, last_progress_ns + stall_timeout_ns):
             sleep_cooperatively(_POLL_INTERVAL_S)
-            if len(self._pending) != pending_count:
+            is_waiting = self.current_export.processor is None  # for room in a queue, with a limit of its own
+            if is_waiting or len(self._pending) != pending_count:
                 pending_count, last_progress_ns = len(self._pending), self._now_ns()
 
 

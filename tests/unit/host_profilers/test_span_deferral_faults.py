@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 
 from splunk_profiler.host_profilers import span_deferral, wrapped_exporters
 from splunk_profiler.host_profilers.annotation import STACK_TRACE_IDS
+from splunk_profiler.system.threads import wait_until
 
 
 class View:
@@ -244,6 +245,47 @@ class Lasting(SpanExporter):
 
     def export(self, spans: Any) -> SpanExportResult:
         return self._to.export(spans)
+
+
+class CountedClock(DeferralBench):
+    """A bench that counts how often its clock is read."""
+
+    reads = 0
+    _ns = 0
+
+    @property
+    def now_ns(self) -> int:
+        self.reads += 1
+        return self._ns
+
+    @now_ns.setter
+    def now_ns(self, value: int) -> None:
+        self._ns = value
+
+
+def test_batches_that_take_less_than_a_second_lose_nothing_at_a_shutdown() -> None:
+    bench = CountedClock()
+
+    def be_looked_at() -> None:
+        enough = bench.reads + 20  # more than it takes to fill the queue
+        assert wait_until(lambda: bench.reads > enough or not len(bench.transactions), 30)
+
+    class Answering(Lasting):
+        """Takes 0.8 s of the bench's clock for a batch, while the queue is full again."""
+
+        def export(self, spans: Any) -> SpanExportResult:
+            be_looked_at()
+            bench.now_ns += 800_000_000
+            be_looked_at()
+            return super().export(spans)
+
+    bench.add(BatchSpanProcessor(Answering(bench.exporter), max_queue_size=4, max_export_batch_size=2))
+    bench.activate()
+    names = [f"root {number}" for number in range(10)]  # four seconds
+    for name in names:
+        bench.tracer.start_span(name).end()
+    bench.provider.shutdown()
+    assert bench.names == names
 
 
 def test_processors_are_released_after_their_shutdown() -> None:
