@@ -18,6 +18,7 @@ from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, parse_add
 from splunk_profiler.viewer.clickhouse_logs import LogTable
 from splunk_profiler.viewer.clickhouse_profiles import ProfileTable
 from splunk_profiler.viewer.clickhouse_tables import (
+    HAS_PARENT,
     LOGS,
     SPANS,
     SPANS_BEFORE_NS,
@@ -224,9 +225,9 @@ class ClickHouse(Source):
             parameters.update(values)
         ((count,),) = self._client.rows(
             f"SELECT count() FROM (SELECT TraceId, ParentSpanId, ServiceName FROM {SPANS}"
-            f" WHERE {' AND '.join(conditions)}) AS t LEFT ANTI JOIN"
+            f" WHERE {' AND '.join(conditions)} LIMIT 1 BY TraceId, SpanId, ServiceName) AS t LEFT ANTI JOIN"
             f" (SELECT TraceId, SpanId, ServiceName FROM {SPANS} WHERE {' AND '.join(of_parents)}) AS p"
-            " ON t.TraceId = p.TraceId AND t.ParentSpanId = p.SpanId AND t.ServiceName = p.ServiceName",
+            f" ON {HAS_PARENT}",
             **parameters,
         )
         return int(count)
@@ -310,16 +311,18 @@ class ClickHouse(Source):
         if not reading.names_missing:
             return
         rows = self._client.rows(
-            f"SELECT TraceId, SpanId, SpanName FROM {SPANS} WHERE {between('Timestamp')}"
+            f"SELECT TraceId, SpanId, ParentSpanId, SpanName, ServiceName FROM {SPANS} WHERE {between('Timestamp')}"
             " AND toUnixTimestamp64Nano(Timestamp) + toInt64(Duration) >= {until:Int64}",
             since=max(0, reading.end_ns - SPANS_BEFORE_NS),
             until=reading.end_ns,
         )
-        names = {(trace, span): name for trace, span, name in rows}
+        spans = {
+            (trace, span): Span(span, parent, name, service, 0, 0, ()) for trace, span, parent, name, service in rows
+        }
         for reader, _ in reading.names_missing:
-            found = {key: names[key] for key in reader.unnamed_spans() if key in names}
-            reader.name_spans(found)
-            self.version += bool(found)
+            while found := {key: spans[key] for key in reader.unnamed_spans() & spans.keys()}:
+                reader.add_spans(found)
+                self.version += 1
 
     def _newest_ns(self, since_ns: int) -> int:
         whole = Part(since_ns, self._end_ns, self._services, (), 0)

@@ -56,7 +56,7 @@ class _Texts(Found):
             with suppress(ValueError):
                 texts[hash_] = reader.read_text(body)
         for step_ns, *row in self.rows:
-            sender, (name, is_kept, trace, span, hash_, is_allocation, *sums) = split_sender(row)
+            sender, (name, endpoint, is_kept, trace, span, hash_, is_allocation, *sums) = split_sender(row)
             count, period_ms, allocated = map(int, sums)
             has_all_ids &= bool(is_kept)
             if (text := texts.get(hash_)) is None:
@@ -71,6 +71,7 @@ class _Texts(Found):
                 state=text.state,
                 span=(trace, span),
                 span_name=name,
+                endpoint=endpoint,
             )
         return has_all_ids
 

@@ -29,7 +29,7 @@ class _Samples(Found):
         stacks = {hash_: reader.stack(places) for hash_, places in self.stacks.items()}
         unknown = reader.stack([])
         for step_ns, *row in self.rows:
-            sender, (name, is_kept, trace, span, hash_, *described, sum_) = split_sender(row)
+            sender, (name, endpoint, is_kept, trace, span, hash_, *described, sum_) = split_sender(row)
             has_all_ids &= bool(is_kept)
             thread, kind, unit, period_kind, period_unit, period = described
             values = {kind or "samples": (int(sum_), "count" if unit in _COUNTS else unit)}
@@ -44,6 +44,7 @@ class _Samples(Found):
                 state="",
                 span=(trace, span),
                 span_name=name,
+                endpoint=endpoint,
             )
         return has_all_ids
 

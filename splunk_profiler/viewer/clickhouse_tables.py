@@ -18,7 +18,10 @@ from splunk_profiler.viewer.records import SENDER_ATTRIBUTES, UNKNOWN_SERVICE, R
 _MAX_ROWS = 1_000_000
 LOGS, SPANS = "otel_logs", "otel_traces"  # names of tables, by default of the exporter
 SPANS_BEFORE_NS = HOUR_NS  # a span may have begun so long before its samples
+# The condition by which the span `t` has the parent `p` in its own service.
+HAS_PARENT = "t.TraceId = p.TraceId AND t.ParentSpanId = p.SpanId AND t.ServiceName = p.ServiceName"
 _MAX_TRACES = 100
+_MAX_DEPTH = 200  # of a span below the first one of its service: each takes a join
 
 Columns = dict[str, str]  # types by name
 Parameters = dict[str, str | int]
@@ -150,8 +153,9 @@ class SampleTable:
     ) -> tuple[Rows, Rows]:
         """Return samples counted by step, sender, span and stack, and the stacks by their hash.
 
-        The columns of the first are the step, the four of the sender, the name of the span, if its ids are kept, the
-        ids of trace and span, the hash, `columns` and `sums`; those of the second are the hash and those of `stack`.
+        The columns of the first are the step, those of the sender, the names of the span and of the endpoint, if its
+        ids are kept, the ids of trace and span, the hash, `columns` and `sums`; those of the second are the hash and
+        those of `stack`.
         """
         question, kept = self._with_traces(question, part)
         hash_of = f"cityHash64({', '.join(stack)})"
@@ -159,7 +163,8 @@ class SampleTable:
             f"greatest({part.since_ns} + intDiv(toUnixTimestamp64Nano(r.Timestamp) - {part.since_ns}, {part.step_ns})"
             f" * {part.step_ns}, {{since:Int64}}) AS step",
             *self._sender(),
-            f"{self._span_name()} AS span_name",
+            f"{self._span_name('SpanName')} AS span_name",
+            f"{self._span_name('Endpoint')} AS endpoint",
             f"{kept} AS is_kept",
             f"if(is_kept, r.TraceId, '{OTHER_TRACES}') AS trace",
             "if(is_kept, r.SpanId, '') AS span",
@@ -167,7 +172,7 @@ class SampleTable:
             *columns,
             *sums,
         ]
-        join, of_join = self._join(period)
+        join, of_join = self._join(question, period)
         rows = self._client.rows(
             f"SELECT {', '.join(counted)} FROM {self.name} AS r {join} WHERE {question.condition}"
             f" GROUP BY ALL LIMIT {_MAX_ROWS + 1}",
@@ -199,21 +204,36 @@ class SampleTable:
             f" GROUP BY r.TraceId ORDER BY count() DESC LIMIT {_MAX_TRACES})"
         )
 
-    def _join(self, period: Period) -> Question:
-        """Return what finds the spans of samples, which have the name `s`, if there is a table of them."""
+    def _join(self, question: Question, period: Period) -> Question:
+        """Return what finds the spans of samples, which have the name `s`, if there is a table of them.
+
+        Only spans of the traces of these samples are read: from the first ones of services down to those below.
+        """
         if not self._has_spans:
             return Question("", {})
+        spans = (
+            f"SELECT TraceId, SpanId, ParentSpanId, ServiceName, SpanName FROM {SPANS}"
+            f" WHERE {between('Timestamp', since='spans_since')}"
+            f" AND TraceId IN (SELECT r.TraceId FROM {self.name} AS r WHERE {question.condition})"
+            " LIMIT 1 BY TraceId, SpanId"  # those that a Collector sent twice would be doubled at each depth
+        )
         return Question(
-            f"ANY LEFT JOIN (SELECT TraceId, SpanId, SpanName FROM {SPANS}"
-            f" WHERE {between('Timestamp', since='spans_since')}) AS s"
-            " ON r.TraceId = s.TraceId AND r.SpanId = s.SpanId",
+            f"ANY LEFT JOIN (WITH RECURSIVE spans AS ({spans}), found AS ("
+            "SELECT t.TraceId AS TraceId, t.SpanId AS SpanId, t.ServiceName AS ServiceName, t.SpanName AS Endpoint,"
+            f" 0 AS depth FROM spans AS t LEFT ANTI JOIN spans AS p ON {HAS_PARENT} UNION ALL"
+            " SELECT t.TraceId, t.SpanId, t.ServiceName, p.Endpoint, p.depth + 1"
+            f" FROM spans AS t INNER JOIN found AS p ON {HAS_PARENT} WHERE p.depth < {_MAX_DEPTH})"
+            " SELECT t.TraceId AS TraceId, t.SpanId AS SpanId, t.SpanName AS SpanName,"
+            " if(f.Endpoint != '', f.Endpoint, t.SpanName) AS Endpoint"
+            " FROM spans AS t ANY LEFT JOIN found AS f ON t.TraceId = f.TraceId AND t.SpanId = f.SpanId"
+            ") AS s ON r.TraceId = s.TraceId AND r.SpanId = s.SpanId",
             {"spans_since": max(0, period.since_ns - SPANS_BEFORE_NS)},
         )
 
-    def _span_name(self) -> str:
-        """Return the name of the span of a sample as a column."""
+    def _span_name(self, column: str) -> str:
+        """Return the name of the span of a sample, or that of its endpoint, as a column."""
         # One that is not there is empty or, by a setting, NULL.
-        name = f"if(s.SpanName != '', s.SpanName, '{UNKNOWN_SPAN}')" if self._has_spans else f"'{UNKNOWN_SPAN}'"
+        name = f"if(s.{column} != '', s.{column}, '{UNKNOWN_SPAN}')" if self._has_spans else f"'{UNKNOWN_SPAN}'"
         return f"if(trimLeft(replaceAll(r.SpanId, '0', ' ')) = '', '{OUTSIDE}', {name})"
 
     def _sender(self) -> tuple[str, ...]:

@@ -262,15 +262,16 @@ class RecordReader:
         state: str,
         span: SpanKey,
         span_name: str = "",
+        endpoint: str = "",
     ) -> None:
         """Read a sample, or several alike, of a stack that `stack` has returned; the units of its weights are known.
 
-        The name of the span may come later, if it is not given.
+        The names of the span and of the endpoint may come later, if they are not given.
         """
         trace_id, span_id = (each if each.strip("0") else "" for each in span)
         key = trace_id, span_id
         name = span_name or self._span_name(key)
-        endpoint = span_name or self._endpoint(key)
+        endpoint = endpoint or self._endpoint(key)
         facets = Facets(*sender, endpoint=endpoint, thread=thread, code=stack.code, state=state, span=name)
         row = self.recording.add(Sample(time_ns, stack.id, self.recording.facets_id(facets), weights, key))
         if span_name in {"", UNKNOWN_SPAN}:

@@ -174,3 +174,25 @@ def test_a_profile_of_a_stopped_process_delays_nothing(database: Database, secon
     assert shown.recording.weights(SAMPLES).sum() == 1001
     said = "A profile is as long as 60 minutes: all its samples are at its start."
     assert (said in shown.note) == (seconds == 3600)
+
+
+def test_the_first_span_of_a_service_that_ends_last_is_the_endpoint(database: Database) -> None:
+    time_ns = seconds_ago(40)
+    times_ns = time_ns - SECOND_NS, time.time_ns()
+    database.make_tables("by_timestamp_time")
+    database.insert([sample_line(time_ns=time_ns)] * 2)
+    shown = ClickHouse(database.address, database.environment, refresh_ns=0)
+    stretch = replace(SAMPLES, since_ns=time_ns, until_ns=time_ns + SECOND_NS)
+    shown.recording_of(stretch)
+    for span, endpoint in (
+        (span_line("scan", parent="2" * 16, times_ns=times_ns, service="shop"), "scan"),
+        (span_line("GET /search", "3" * 16, "1" * 16, times_ns, service="shop"), "scan"),
+        (span_line("route", "2" * 16, "3" * 16, times_ns, service="shop"), "GET /search"),
+        (span_line("click", "1" * 16, times_ns=times_ns, service="browser"), "GET /search"),
+    ):
+        database.insert([span])
+        shown.refresh()
+        for recording in (shown.recording, shown.recording_of(stretch)):
+            facets = recording.facet_values(SAMPLES)
+            assert dict(facets["endpoint"].values) == {endpoint: 2}
+            assert dict(facets["span"].values) == {"scan": 2}
