@@ -254,7 +254,10 @@ def adopts_orphans() -> bool:
     """Return True if orphans become children of this process: it is process 1 or a subreaper."""
 
 def has_room_for_threads(count: int, /) -> bool:
-    """Return True if the process can make so many more threads now, up to 64: they are made, and end."""
+    """Return True if the process can make so many more threads now, up to 64: they are made, and end.
+
+    There has to be address space for what they allocate, too.
+    """
 
 def execution_random() -> bytes:
     """Return the 16 random bytes of the kernel that each execution of a program gets; empty if there are none.

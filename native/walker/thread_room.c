@@ -6,8 +6,9 @@
 #include "module_state.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
-enum { MAX_THREADS = 64 };
+enum { MAX_THREADS = 64, ARENA_MIB = 64 };
 
 /* Wait until the caller has made all of them. */
 static void *wait_at_gate(void *gate)
@@ -15,6 +16,15 @@ static void *wait_at_gate(void *gate)
     (void)pthread_mutex_lock(gate);
     (void)pthread_mutex_unlock(gate);
     return NULL;
+}
+
+/* Return false if there is no address space (RLIMIT_AS) for the arenas that glibc reserves at the first allocation of each
+ * thread. Threads that allocated here would leave them. */
+static bool has_room_for_arenas(int count)
+{
+    const size_t size = ((size_t)count * ARENA_MIB) << 20;
+    void *reserved = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return reserved != MAP_FAILED && munmap(reserved, size) == 0;
 }
 
 static bool make_and_end_threads(int count)
@@ -26,11 +36,12 @@ static bool make_and_end_threads(int count)
     while (made < count && pthread_create(&threads[made], NULL, wait_at_gate, &gate) == 0) {
         made++;
     }
+    const bool has_room = made == count && (count == 0 || has_room_for_arenas(count));
     (void)pthread_mutex_unlock(&gate);
     for (int i = 0; i < made; i++) {
         (void)pthread_join(threads[i], NULL);
     }
-    return made == count;
+    return has_room;
 }
 
 static PyObject *has_room_for_threads(PyObject *Py_UNUSED(module), PyObject *number)

@@ -1,4 +1,4 @@
-"""Exports from a process that can make no more threads, which gRPC would abort."""
+"""Exports from a process that can make no more threads, or has no memory for them: gRPC would abort it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ walker = pytest.importorskip("splunk_profiler._walker")
 _EXECUTE = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_STACK, (1 << 60, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-os.execv(sys.executable, [sys.executable, "-c", %r, %r])
+os.execv(sys.executable, [sys.executable, "-c", %r])
+"""
+# Enough for the stacks of the threads. The C library reserves further 64 MiB for each at its first allocation.
+_LIMIT_MEMORY = """
+import os, resource
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (300 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
 """
 _EXPORT = """
 import sys
@@ -25,7 +31,8 @@ from splunk_profiler.config.parsers import parse_endpoint
 from splunk_profiler.export.otlp.exporter import OtlpSink
 from splunk_profiler.model import Batch
 
-sink = OtlpSink(parse_endpoint(sys.argv[1]), lambda _: b"", Transport())
+%s
+sink = OtlpSink(parse_endpoint(%r), lambda _: b"", Transport())
 status, text = sink.export(Batch((make_sample(1),)))[:2]
 print(status.name, text)
 sink.shutdown()
@@ -34,7 +41,14 @@ sink.shutdown()
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
 def test_export_without_room_for_threads_of_grpc_is_tried_again(url: str) -> None:
-    said = run_code(_EXECUTE % (_EXPORT % sys.path, url))
+    _assert_has_no_room(run_code(_EXECUTE % (_EXPORT % (sys.path, "", url))))
+
+
+def test_export_without_memory_for_threads_of_grpc_is_tried_again() -> None:
+    _assert_has_no_room(run_code(_EXPORT % (sys.path, _LIMIT_MEMORY, "http://127.0.0.1:9")))
+
+
+def _assert_has_no_room(said: str) -> None:
     assert re.fullmatch(r"RETRY there is no room for the \d+ threads that gRPC may need\n", said)
 
 
