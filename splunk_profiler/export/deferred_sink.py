@@ -96,7 +96,7 @@ class DeferredSink(Generic[Record]):
         except Exception as error:
             self._next_open_s = self._clock() + self._pause_s
             self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S)
-            self._open_error = f"the exporter cannot be made: {error}"
+            self._open_error = f"the exporter cannot be made: {str(error) or type(error).__name__}"
             logger.debug("the exporter cannot be made", exc_info=True)
 
     def _open_steps(self) -> None:

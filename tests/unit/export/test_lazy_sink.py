@@ -342,6 +342,13 @@ def test_a_sink_that_cannot_be_made_is_tried_again_and_records_wait() -> None:
     assert tries_s == [0, 1, 3, 7, 15, 31, 61, 91, 121]
 
 
+def test_a_sink_that_cannot_be_made_for_an_error_without_text_says_its_name() -> None:
+    def make() -> Taking:
+        raise MemoryError
+
+    assert LazySink(make).export(BATCH).detail == "the exporter cannot be made: MemoryError"
+
+
 def test_an_ending_process_opens_nothing_but_for_a_batch() -> None:
     made: list[Taking] = []
     late = LazySink(lambda: made.append(Taking()) or made[-1])  # type: ignore[func-returns-value]
