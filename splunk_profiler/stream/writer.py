@@ -55,6 +55,7 @@ class _Numbers(dict[_Key, int]):
         self._frame_count = 0
         self.last = 0  # stays 0 for threads, whose numbers are given
         self.floor = 1
+        self.is_too_large = False  # a plain attribute: each event looks at it
 
     def next(self) -> int:
         """Return the number for a new definition, which is added once it is written."""
@@ -65,19 +66,20 @@ class _Numbers(dict[_Key, int]):
         """Add a definition that is written."""
         self[key] = number
         self._frame_count += self._frames_of(key)
+        self.is_too_large = len(self) > self._capacity or self._frame_count > self._max_frames
 
     def trim(self) -> None:
         """Forget what a reader drops."""
-        if len(self) > self._capacity or self._frame_count > self._max_frames:
-            deep = count_oldest(map(self._frames_of, self), self._frame_count - self._max_frames)
-            for key in list(islice(self, max(deep, len(self) - self._capacity))):
-                self._frame_count -= self._frames_of(key)
-                self.floor = max(self.floor, self.pop(key) + 1)
+        deep = count_oldest(map(self._frames_of, self), self._frame_count - self._max_frames)
+        for key in list(islice(self, max(deep, len(self) - self._capacity))):
+            self._frame_count -= self._frames_of(key)
+            self.floor = max(self.floor, self.pop(key) + 1)
+        self.is_too_large = False
 
     def clear(self) -> None:
         """Forget all; numbers begin anew."""
         super().clear()
-        self.last, self.floor, self._frame_count = 0, 1, 0
+        self.last, self.floor, self._frame_count, self.is_too_large = 0, 1, 0, False
 
 
 class StreamWriter:
@@ -88,7 +90,7 @@ class StreamWriter:
         self._stacks: _Numbers[tuple[tuple[Frame, ...], bool]] = _Numbers("stack", lambda key: len(key[0]))
         self._spans: _Numbers[SpanRef] = _Numbers("span")
         self._labels: _Numbers[Labels] = _Numbers("label set")
-        self._kinds: _Numbers[EventKind] = _Numbers("kind")
+        self._kinds: _Numbers[str] = _Numbers("kind")  # by name: a kind takes long to hash
         self._threads: _Numbers[int] = _Numbers("thread")
         self._all = (self._frames, self._stacks, self._spans, self._labels, self._kinds, self._threads)
         self._pending = bytearray(HEADER)
@@ -139,7 +141,8 @@ class StreamWriter:
 
     def _trim(self) -> None:
         for numbers in self._all:
-            numbers.trim()
+            if numbers.is_too_large:
+                numbers.trim()
 
     def knows_thread(self, number: int) -> bool:
         """Return True if the definition of a thread is valid."""
@@ -188,13 +191,13 @@ class StreamWriter:
 
     def kind(self, kind: EventKind) -> int:
         """Return the number of a kind of events."""
-        number = self._kinds.get(kind)
+        number = self._kinds.get(kind.name)
         if number is None:
             number = self._kinds.next()
             self.write(
                 EventKindRecord(number, kind.name, *kind.count, *(kind.amount or ("", "")), kind.data_type.value)
             )
-            self._kinds.add(kind, number)
+            self._kinds.add(kind.name, number)
         return number
 
     def _define_frame(self, frame: Frame) -> int:
