@@ -247,11 +247,13 @@ class StreamRecorder:
         return info.number
 
     def _span_number(self, context: Any) -> int:
-        with self._guard.catching():  # a span of the application must not cost other threads their samples
+        try:
             span = self._contexts.span_of(context)
             if span is not None and span.local_root_id:
                 self._note_root(span.local_root_id, span.endpoint)
             return self._writer.span(span)
+        except Exception as error:  # a span of the application must not cost other threads their samples
+            self._guard.note(error)
         return 0
 
     def _labels_number(self, labels: Any, further: Labels = ()) -> int:

@@ -327,8 +327,10 @@ class Sampling:
             self._publishing.audit()
         self._recorder.record_renamed_threads()
         for event in self._events.drain():
-            with self._event_guard.catching():
+            try:
                 self._recorder.record_event(event)
+            except Exception as error:
+                self._event_guard.note(error)
         self._recorder.record_endpoints()
         self._attach_to_provider()
         if self._trace_selector is not None:
