@@ -51,7 +51,8 @@ class SinkOpener:
         from splunk_profiler.export import resource  # noqa: F401, PLC0415  # loads the SDK
 
         destinations.load_sink_module(self._resolved)
-        "".encode("idna")  # imports the codec that each look-up of a host name takes
+        # Each look-up of a host name takes it. Loaded by `encode`, it would be unknown for ever after a failure.
+        import encodings.idna  # noqa: F401, PLC0415
 
     def detect_resource(self) -> None:
         """Detect and cache the resource now: detectors may use the network, and an exiting process cannot wait."""

@@ -342,7 +342,7 @@ def test_a_sink_that_cannot_be_made_is_tried_again_and_records_wait() -> None:
     assert tries_s == [0, 1, 3, 7, 15, 31, 61, 91, 121]
 
 
-def test_a_sink_that_cannot_be_made_for_an_error_without_text_says_its_name() -> None:
+def test_a_sink_that_cannot_be_made_names_an_error_without_text() -> None:
     def make() -> Taking:
         raise MemoryError
 
