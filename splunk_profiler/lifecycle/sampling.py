@@ -229,19 +229,11 @@ class Sampling:
             with FORK_GATE, ShortTurns():  # a child that is forked meanwhile could not import it
                 from splunk_profiler.lifecycle.local_export import LocalExport  # noqa: PLC0415  # needless in most
         except (ImportError, FileNotFoundError, PermissionError) as error:
-            logger.warning(
-                "no records are exported: the exporter cannot be loaded: %s; start the service again, with"
-                " SPLUNK_PROFILER_EXPORTER=thread if it changes its user or root",
-                error,
-            )
+            cure = "start the service again, with SPLUNK_PROFILER_EXPORTER=thread if it changes its user or root"
+            logger.warning("no records are exported: the exporter cannot be loaded: %s; %s", error, cure)
             return StreamOutput()
-        return LocalExport(
-            self._resolved,
-            self.resource_tagger,
-            self._publishing.enrich_resource,
-            inherited if isinstance(inherited, LocalExport) else None,
-            loads_at_start=loads_at_start,
-        )
+        enrich, parent = self._publishing.enrich_resource, inherited if isinstance(inherited, LocalExport) else None
+        return LocalExport(self._resolved, self.resource_tagger, enrich, parent, loads_at_start=loads_at_start)
 
     def _make_sampler(self) -> Sampler:
         max_overhead, limit = self._resolved.config.overhead_limit, None
