@@ -161,12 +161,15 @@ class ClickHouse(Source):
         Raises:
             SourceError: that cannot be done.
         """
-        services, traces = (tuple(sorted(selection.filters.get(name, ()))) for name in ("service", TRACE))
+        services, traces, versions, processes = (
+            tuple(sorted(selection.filters.get(name, ()))) for name in ("service", TRACE, "version", "process")
+        )
         if not all(trace and is_span_key((trace, "")) for trace in traces):
             traces = ()
         whole, is_whole = self._all.part, selection.since_ns is None and selection.until_ns is None
         has_traces = all(map(self.recording.has_trace, traces))
-        is_complete = (self._all.has_all_ids or not traces) and not (self._all.left_out and services)
+        has_senders = not (self._all.left_out and (services or versions or processes))
+        is_complete = (self._all.has_all_ids or not traces) and has_senders
         if is_whole and has_traces and is_complete:
             return self.recording
         first_ns = whole.since_ns if has_traces else 0
@@ -175,14 +178,21 @@ class ClickHouse(Source):
         # Rounded up, as the steps of the timeline.
         step_ns = 0 if traces else min(whole.step_ns, -(-(until_ns - since_ns) // _STEPS))
         part = Part(since_ns, until_ns, whole.services or services, traces, max(_MIN_STEP_NS, step_ns))
-        reading = self._parts.pop(part, None) or _Reading(part, self.recording.sibling(), since_ns)
+        reading = self._all if part == whole else self._read_part(part)
+        if reading.left_out and (versions or processes):  # else those are among what has been read
+            reading = self._read_part(part._replace(versions=versions, processes=processes))
+        return reading.recording
+
+    def _read_part(self, part: Part) -> _Reading:
+        """Return a part, as far as the whole has been read."""
+        reading = self._parts.pop(part, None) or _Reading(part, self.recording.sibling(), part.since_ns)
         self._read(reading, self._all.until_ns)
         self._parts[part] = reading
         while len(self._parts) > _MAX_PARTS:
             self._parts.popitem(last=False)
         self._name_spans(reading)
         reading.recording.note = self._note_on(reading)
-        return reading.recording
+        return reading
 
     def _note_on(self, reading: _Reading) -> str:
         """Return what is missing of the samples of a part."""

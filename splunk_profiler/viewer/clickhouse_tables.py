@@ -13,7 +13,14 @@ from splunk_profiler.viewer.clickhouse_client import ClickHouseClient, Rows
 from splunk_profiler.viewer.model import HOUR_NS, OTHER_TRACES, UNKNOWN_SPAN
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.profile_messages import OUTSIDE
-from splunk_profiler.viewer.records import SENDER_ATTRIBUTES, UNKNOWN_SERVICE, RecordReader, Sender, make_sender
+from splunk_profiler.viewer.records import (
+    RUNTIME_ID_LENGTH,
+    SENDER_ATTRIBUTES,
+    UNKNOWN_SERVICE,
+    RecordReader,
+    Sender,
+    make_sender,
+)
 
 _MAX_ROWS = 1_000_000
 LOGS, SPANS = "otel_logs", "otel_traces"  # names of tables, by default of the exporter
@@ -40,7 +47,7 @@ class Period(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Samples from `since_ns` until before `until_ns`: of these services and traces, or of all if none is named.
+    """Samples from `since_ns` until before `until_ns`: of these services, traces and so on, or of all if none is named.
 
     Equal ones in `step_ns` are counted together.
     """
@@ -50,6 +57,8 @@ class Part(NamedTuple):
     services: tuple[str, ...]
     traces: tuple[str, ...]
     step_ns: int
+    versions: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -131,7 +140,7 @@ class SampleTable:
         return int(newest_ns or 0)  # NULL, by a setting
 
     def _scope(self, part: Part, period: Period) -> Question:
-        """Return what selects the records of the part's services in a period."""
+        """Return what selects the records of the part's services, versions and processes in a period."""
         conditions = [between("r.Timestamp")]
         parameters: Parameters = {"since": period.since_ns, "until": period.until_ns}
         if part.services:
@@ -139,6 +148,14 @@ class SampleTable:
             named, _ = one_of(self._service(), "service", ("", *part.services))  # those without a name have one here
             conditions += [ordered_by, named]
             parameters.update(services)
+        service, version, *others, runtime_id = self._sender()
+        process = ", ".join([service, *others, f"substringUTF8({runtime_id}, 1, {RUNTIME_ID_LENGTH})"])
+        named = f"arrayStringConcat(arrayFilter(part -> part != '', [{process}]), ' ')"
+        for column, name, values in ((version, "version", part.versions), (named, "process", part.processes)):
+            if values:
+                condition, found = one_of(column, name, values)
+                conditions.append(condition)
+                parameters.update(found)
         return Question(" AND ".join(conditions), parameters)
 
     def _count(

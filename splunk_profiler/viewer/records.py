@@ -60,6 +60,7 @@ _MAX_WEIGHT = (1 << 63) - 1
 
 VERSION = "service.version"
 SENDER_ATTRIBUTES = (VERSION, "host.name", "process.pid", "runtime-id")  # beside the service's name
+RUNTIME_ID_LENGTH = 8  # of what is shown
 
 
 class Sender(NamedTuple):
@@ -76,7 +77,8 @@ def make_sender(service: str, version: str, host: str, pid: str, runtime_id: str
     In containers each process has the id 1, so a part of the runtime id tells them apart.
     """
     service = service or UNKNOWN_SERVICE
-    return Sender(service, version, " ".join(part for part in (service, host, pid, runtime_id[:8]) if part))
+    process = " ".join(filter(None, (service, host, pid, runtime_id[:RUNTIME_ID_LENGTH])))
+    return Sender(service, version, process)
 
 
 def text_weights(is_allocation: bool, count: int, period_ms: int, allocated: int) -> dict[str, int]:

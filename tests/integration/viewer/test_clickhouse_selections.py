@@ -5,6 +5,7 @@ Their numbers are compared with those of a directory that has every sample.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clickhouse_tables import Database
+from clickhouse_tables import ORDERS, Database
 from faulty_relay import run_relay
 from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
 from saved_samples import TRACE, profile_line, sample_line, span_line
@@ -20,7 +21,7 @@ from saved_samples import TRACE, profile_line, sample_line, span_line
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
 from splunk_profiler.viewer.live_files import LiveFiles
-from splunk_profiler.viewer.model import Baseline, Selection
+from splunk_profiler.viewer.model import FACETS, Baseline, Selection
 from splunk_profiler.viewer.otlp_files import SourceError
 from splunk_profiler.viewer.source import Source
 
@@ -178,6 +179,90 @@ def test_profiles_left_out_are_read_when_a_service_or_stretch_is_chosen(database
         assert shown.flame(quiet, inverted=False)["total"] == 1000
         assert {name for name, _ in shown.facets(quiet)["facets"]["span"]} == expected
     assert shown.timeline(of_service, "service")["series"][0].value == "quiet"
+
+
+def of_process(line: str, described: dict[str, str]) -> str:
+    """Return a request whose resource has these attributes as well."""
+    request = json.loads(line)
+    for resource in request["resourceLogs"]:
+        resource["resource"]["attributes"] += [
+            {"key": name, "value": {"stringValue": value}} for name, value in described.items()
+        ]
+    return json.dumps(request) + "\n"
+
+
+@pytest.mark.parametrize("order", ["by_timestamp_time", "json"])
+def test_profiles_left_out_are_read_when_a_version_or_process_is_chosen(
+    database: Database, tmp_path: Path, order: str
+) -> None:
+    def lines_of(seconds: int, count: int, **described: str) -> list[str]:
+        times_ns = (START_NS + seconds * SECOND_NS + place for place in range(count))
+        attributes = {name.replace("_", "."): value for name, value in described.items()}
+        return [
+            of_process(profile_line(record_body(replace(small_profile(), time_ns=each)), time_ns=each), attributes)
+            for each in times_ns
+        ]
+
+    old, new = {"service_version": "1.0", "host_name": "nödé 1"}, {"service_version": "1.1"}
+    runtime = {"runtime-id": "é1234567-89ab"}
+    older = [
+        *lines_of(0, 2, **old, process_pid="7"),
+        *lines_of(10, 3, **old, process_pid="7", **runtime),
+        *lines_of(20, 1, **new),
+    ]
+    lines = [*older, *lines_of(60, MANY_PROFILES, **new), sample_line(time_ns=START_NS)]
+    (tmp_path / "requests.jsonl").write_text("".join(lines), "utf-8")
+    database.make_tables(order)
+    database.insert(lines)
+    shown, files = ClickHouse(database.address, database.environment), LiveFiles(tmp_path)
+    processes = {"shop nödé 1 7", "shop nödé 1 7 é1234567", "shop"}
+    assert {name for name, _ in Answers(files).facets(Selection("samples"))["facets"]["process"]} == processes
+    chosen = [{"version": {"1.0"}}, *({"process": {name}} for name in processes - {"shop"})]
+    both = {"version": {"1.0", "1.1"}, "process": {"shop nödé 1 7", "shop nödé 1 7 é1234567"}}
+    stretch = Selection("samples", START_NS, START_NS + 90 * SECOND_NS)
+    selections = [Selection("samples"), *4 * [stretch]]
+    for filters, times in zip((both, *chosen, {**both, "service": {"shop"}}), selections, strict=True):
+        selection = replace(times, filters={name: frozenset(each) for name, each in filters.items()})
+        ours, theirs = shown_by(shown, selection), shown_by(files, selection)
+        assert (ours["top"], ours["flame"]) == (theirs["top"], theirs["flame"])
+        for name in ("endpoint", "state", "thread"):
+            assert ours["facets"][name] == theirs["facets"][name]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_filters_by_what_has_been_read_ask_nothing_and_say_the_same(
+    database: Database, tmp_path: Path, order: str
+) -> None:
+    described = {"service.version": "1.0", "host.name": "node", "process.pid": "7", "runtime-id": "0123456789"}
+    samples = [
+        sample_line(f"own.step_{service}(/own.py:5)", time_ns=START_NS, span=span, service=service, state=state)
+        for service in ("shop", "pay")
+        for span in ("", SPAN_ID)
+        for state in ("running", "waiting")
+    ]
+    profile = profile_line(record_body(replace(small_profile(), time_ns=START_NS)), time_ns=START_NS)
+    lines = [*samples, *(of_process(line, described) for line in samples), profile, of_process(profile, described)]
+    span = span_line("GET /", SPAN_ID, times_ns=(START_NS, START_NS + SECOND_NS), service="shop")
+    lines += [span, span.replace(TRACE, TRACE_ID)]
+    (tmp_path / "requests.jsonl").write_text("".join(lines), "utf-8")
+    database.make_tables(order)
+    database.insert(lines)
+    files = LiveFiles(tmp_path)
+    stretch = Selection("samples", START_NS, START_NS + SECOND_NS)
+    with run_relay(database.port) as (relay, port):
+        address = f"clickhouse://127.0.0.1:{port}/{database.name}"
+        shown = ClickHouse(address, database.environment, refresh_ns=3600 * SECOND_NS)
+        for selection in (Selection("samples"), stretch):
+            values = Answers(files).facets(selection)["facets"]
+            assert Answers(shown).facets(selection)["facets"].keys() == values.keys()
+            for name in FACETS:
+                relay.questions = 0
+                for value, weight in values[name]:
+                    chosen = replace(selection, filters={name: frozenset({value})})
+                    ours, theirs = (Answers(source).facets(chosen)["facets"] for source in (shown, files))
+                    assert {each: dict(ours[each]) for each in FACETS} == {each: dict(theirs[each]) for each in FACETS}
+                    assert Answers(shown).flame(chosen, inverted=False)["total"] == weight > 0
+                assert (relay.questions > 0) == (name == "service" and selection == stretch)
 
 
 def test_a_stretch_whose_spans_cannot_be_read_fails_alone_and_is_read_once(database: Database) -> None:
