@@ -254,12 +254,11 @@ class Launcher:
         env = environment()
         arguments = [os.fsencode(argument) for argument in self.arguments(env)]
         variables = [os.fsencode(f"{name}={value}") for name, value in self.environment(env, token).items()]
-        spawn_exporter(arguments, variables, listener)
-        try:
-            _PROGRAM.stat()
-        except FileNotFoundError:  # no lasting error, as without an interpreter: an upgrade puts another one there
+        # No lasting error, as without an interpreter: an upgrade puts another program there.
+        if os.access(self.interpreter.path, os.X_OK) and not _PROGRAM.exists():
             reason = "is missing: no records are exported until it is back, or the service is started again"
-            raise LaunchError(f"{_PROGRAM} {reason}") from None
+            raise LaunchError(f"{_PROGRAM} {reason}")
+        spawn_exporter(arguments, variables, listener)
 
     def arguments(self, env: Mapping[str, str]) -> list[str]:
         """Return the command line, from the host's environment.

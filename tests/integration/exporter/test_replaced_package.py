@@ -18,6 +18,7 @@ from target_process import TESTS, Target, profiling_settings
 
 walker = pytest.importorskip("splunk_profiler._walker")
 
+_REPORT_NS = 2_000_000_000  # until an exporter has reported: one that has not is given up sooner
 _AGAIN = "the exporter process ended and was started again"
 _FAILED = "the exporter process cannot be reached or started: "
 
@@ -33,7 +34,8 @@ def _service_of_copy(folder: Path) -> Iterator[tuple[Receiver, Target, Path]]:
     command = [sys.executable, "-S", str(TESTS / "targets" / "exported_service.py")]  # `site` would find the original
     env = {"PYTHONPATH": path}
     with Receiver() as receiver, Target(*command, env=profiling_settings(receiver.url, 10, **env)) as target:
-        receiver.records(1)
+        first_ns = receiver.records(1)[0]["time_ns"]
+        receiver.record(lambda record: record["time_ns"] > first_ns + _REPORT_NS)
         yield receiver, target, copy
         target.tell("stop")
         assert target.finish() == 0, target.output
