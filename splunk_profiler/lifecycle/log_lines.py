@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-from splunk_profiler.system.descriptors import file_of
+from splunk_profiler.system.descriptors import file_of, takes_lines
 from splunk_profiler.system.guard import is_interrupt, logger, plain_line
 from splunk_profiler.system.threads import Worker, delaying_forks, is_profiler_thread, real, threads_are_greenlets
 
@@ -22,7 +22,10 @@ _MAX_WAIT_MS = 100  # for the reader of a pipe or terminal
 
 
 class _StandardError:
-    """Standard error as it was at the last start. Later another file may have its number, as in a daemon's process."""
+    """Standard error as it was at the last start.
+
+    Later another file may have its number, as in a daemon's process. It gets lines if it is one for a log.
+    """
 
     def __init__(self) -> None:
         self.note()
@@ -31,9 +34,15 @@ class _StandardError:
         """Note which file it is; none, if the interpreter was started without one."""
         self._file = None if sys.__stderr__ is None else file_of(_STDERR)
 
+    def has_room(self) -> bool:
+        """Return False if standard error is not there, or full."""
+        if self._file is None or not (file_of(_STDERR) == self._file or takes_lines(_STDERR)):
+            return False
+        return _is_ready(_STDERR)
+
     def write(self, line: bytes) -> None:
-        """Write a line, unless standard error is not there, or full."""
-        if self._file is not None and _is_ready(_STDERR) and file_of(_STDERR) == self._file:
+        """Write a line if there is room."""
+        if self.has_room():
             real("os", "write")(_STDERR, line)
 
 
@@ -104,13 +113,24 @@ class LineHandler:
         dropped: a handler would wait with its lock, and the process for that at its end.
         """
         is_direct = threads_are_greenlets() and is_profiler_thread()
-        if not is_direct and not all(map(_has_room, _handlers())):
+        if not is_direct and not all(map(self._has_room, _handlers())):
             return
         with delaying_forks():
             if is_direct:
                 self.standard_error.write(plain_line(record))
             else:
                 self._call_handlers(record)
+
+    def _has_room(self, handler: Any) -> bool:
+        """Return False if a handler would wait for its file's reader, or write into a file in standard error's place.
+
+        True if it has no stream, or one without a file.
+        """
+        with suppress(AttributeError, OSError, TypeError, ValueError):
+            if handler.stream is sys.__stderr__:
+                return self.standard_error.has_room()
+            return _is_ready(handler.stream.fileno())
+        return True
 
 
 def _handlers() -> list[logging.Handler | None]:
@@ -121,13 +141,6 @@ def _handlers() -> list[logging.Handler | None]:
         handlers += place.handlers
         place = place.parent if place.propagate else None
     return handlers or [logging.lastResort]
-
-
-def _has_room(handler: Any) -> bool:
-    """Return False if a handler would wait for its file's reader; True if it has no stream, or one without a file."""
-    with suppress(AttributeError, OSError, TypeError, ValueError):
-        return _is_ready(handler.stream.fileno())
-    return True
 
 
 def _is_ready(descriptor: int) -> bool:

@@ -5,7 +5,9 @@ Imports nothing of ours.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 
 
 def file_of(descriptor: int) -> tuple[int, int] | None:
@@ -15,3 +17,12 @@ def file_of(descriptor: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def takes_lines(descriptor: int) -> bool:
+    """Return True for what a log is written to: a terminal or another device, a pipe, or a file opened to append."""
+    try:
+        mode, flags = os.fstat(descriptor).st_mode, fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or bool(flags & os.O_APPEND)

@@ -347,3 +347,20 @@ def test_lines_go_to_the_stderr_that_is_there_at_the_start(library: str, patch: 
     redirected = 'import splunk_profiler; os.dup2(os.memfd_create("log"), 2); assert splunk_profiler.start()'
     code = _LOGGED_ELSEWHERE.format(before="", after=redirected, patch=patch)
     assert "a line of ours\n" in run_code(code, PYTHONWARNINGS="ignore", SPLUNK_PROFILER_ENABLED="true")
+
+
+_HANDLERS = pytest.mark.parametrize("handlers", ["", "import logging; logging.basicConfig()"])
+
+
+@_HANDLERS
+@pytest.mark.parametrize(("before", "after"), [(_BEFORE_THE_START, ""), ("", _AFTER_THE_START), ("", _BEFORE_A_FORK)])
+def test_file_in_the_place_of_standard_error_gets_no_lines(before: str, after: str, handlers: str) -> None:
+    code = _LOGGED_ELSEWHERE.format(before=before, after=after, patch=handlers)
+    assert run_code(code, PYTHONWARNINGS="ignore", SPLUNK_PROFILER_ENABLED="true") == ""
+
+
+@_HANDLERS
+def test_log_that_takes_the_place_of_standard_error_gets_lines(handlers: str) -> None:
+    appended = _AFTER_THE_START + "import fcntl; fcntl.fcntl(2, fcntl.F_SETFL, os.O_APPEND)"
+    code = _LOGGED_ELSEWHERE.format(before="", after=appended, patch=handlers)
+    assert "a line of ours\n" in run_code(code, PYTHONWARNINGS="ignore", SPLUNK_PROFILER_ENABLED="true")
