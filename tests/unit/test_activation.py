@@ -37,12 +37,12 @@ def test_publishing_is_off_with_the_profiler_unless_it_is_asked_for(value: str) 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
-@pytest.mark.parametrize("name", PUBLISHING)
-def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_sdk(name: str) -> None:
+@pytest.mark.parametrize(("name", "threads"), zip(PUBLISHING, [["auditor", "sigterm"], ["auditor"]], strict=True))
+def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_sdk(name: str, threads: list[str]) -> None:
     code = (
         "import sys, threading, splunk_profiler as p\nassert p.start() and p.start()\n"
-        "names = {t.name for t in threading.enumerate()} - {'MainThread'}\n"
-        "assert names == {'splunk-profiler-auditor'}, names\n"
+        "names = sorted(t.name for t in threading.enumerate() if t.name != 'MainThread')\n"
+        f"assert names == {[f'splunk-profiler-{name}' for name in threads]}, names\n"
         "heavy = {'grpc', 'ssl', 'socket', 'opentelemetry.sdk', 'splunk_profiler.lifecycle.sampling'}\n"
         "loaded = heavy & set(sys.modules)\n"
         "assert not loaded, loaded\n"
