@@ -6,14 +6,16 @@ Prints what was saved, and how many requests were not, as JSON.
 from __future__ import annotations
 
 import json
+import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from splunk_profiler.cli.receiver import Receiver
+from splunk_profiler.cli import receiver
 from splunk_profiler.system.threads import wait_until
 
 SERVICE = "/opentelemetry.proto.collector.{0}.v1.{1}Service/Export"
@@ -44,23 +46,30 @@ def request(text: str) -> bytes:
     return bytes(message.SerializeToString())
 
 
+def handling() -> int:
+    """Return how many requests are being handled: one that waits behind another has not come to the store."""
+    stacks = map(traceback.walk_stack, sys._current_frames().values())
+    codes = ({(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in stack} for stack in stacks)
+    return sum((receiver.__file__, "handle") in each for each in codes)
+
+
 def main() -> None:
     store = HeldStore()
-    receiver = Receiver(store, "127.0.0.1", 0, 1 << 20, print)
-    with grpc.insecure_channel(receiver.address) as channel:
+    server = receiver.Receiver(store, "127.0.0.1", 0, 1 << 20, print)
+    with grpc.insecure_channel(server.address) as channel:
         export, metrics = (channel.unary_unary(SERVICE.format(name.lower(), name)) for name in ("Logs", "Metrics"))
         first = export.future(request("first"))
         store.is_saving.wait()
         second = export.future(request("given up"))
-        metrics(b"")  # has come after the second
+        wait_until(lambda: handling() == 2, 60)
         second.cancel()
-        metrics(b"")  # and after its end
+        metrics(b"")  # comes after its end
         store.is_released.set()
         first.result()
         export(request("third"))
-        wait_until(lambda: len(store.saved) + receiver.counts().refusals.not_saved == 3, 60)
-    receiver.stop()
-    print(json.dumps([store.saved, receiver.counts().refusals.not_saved]))
+        wait_until(lambda: len(store.saved) + server.counts().refusals.not_saved == 3, 60)
+    server.stop()
+    print(json.dumps([store.saved, server.counts().refusals.not_saved]))
 
 
 if __name__ == "__main__":
