@@ -5,7 +5,6 @@ Imports nothing of ours.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 
@@ -21,6 +20,8 @@ def file_of(descriptor: int) -> tuple[int, int] | None:
 
 def takes_lines(descriptor: int) -> bool:
     """Return True for what a log is written to: a terminal or another device, a pipe, or a file opened to append."""
+    import fcntl  # noqa: PLC0415  # missing on Windows
+
     try:
         mode, flags = os.fstat(descriptor).st_mode, fcntl.fcntl(descriptor, fcntl.F_GETFL)
     except OSError:

@@ -37,7 +37,7 @@ def test_publishing_is_off_with_the_profiler_unless_it_is_asked_for(value: str) 
 
 
 @pytest.mark.skipif(importlib.util.find_spec("splunk_profiler._context") is None, reason="the extension is not built")
-@pytest.mark.parametrize(("name", "threads"), zip(PUBLISHING, [["auditor", "sigterm"], ["auditor"]], strict=True))
+@pytest.mark.parametrize(("name", "threads"), [(PUBLISHING[0], ["auditor", "sigterm"]), (PUBLISHING[1], ["auditor"])])
 def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_sdk(name: str, threads: list[str]) -> None:
     code = (
         "import sys, threading, splunk_profiler as p\nassert p.start() and p.start()\n"
