@@ -70,6 +70,9 @@ def be_child() -> None:
     assert os.wait()[1] == 0
     say(f"child {'runs' if runs else 'stays off'}")
     splunk_profiler.stop()
+    for thread in threading.enumerate():  # which logs why it stays off
+        if thread.name == "splunk-profiler-logger":
+            thread.join()
     os._exit(0)
 
 
