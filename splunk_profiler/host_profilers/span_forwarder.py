@@ -89,8 +89,8 @@ class SpanForwarder:
         """Export an overdue transaction on the calling thread, or two while a shutdown could not export all.
 
         A slow exporter thus slows down the threads that end spans, as it does without deferral. Else
-        the queue of the correlator thread would grow without end. An exporter that ends spans itself
-        would export within an export, one deeper for each.
+        the queue of the correlator thread would grow without end. Does nothing within an export: an
+        exporter that ends spans itself would be called one deeper for each.
         """
         pending = self._pending
         drain_ns = len(pending.transactions) * sum(wrapped.export_ns for wrapped in pending.processors)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import _thread
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +30,7 @@ class WrappedProcessor:
         is_finished: True once it has been given its last span.
     """
 
-    def __init__(self, processor: Any, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, processor: Any, monotonic_ns: Callable[[], int]) -> None:
         self.processor = processor
         self._now_ns = monotonic_ns
         self.on_start = processor.on_start

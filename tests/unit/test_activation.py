@@ -42,7 +42,7 @@ def test_publishing_alone_takes_no_samples_and_loads_neither_grpc_nor_sdk(name: 
     code = (
         "import sys, threading, splunk_profiler as p\nassert p.start() and p.start()\n"
         "names = sorted(t.name for t in threading.enumerate() if t.name != 'MainThread')\n"
-        f"assert names == {[f'splunk-profiler-{name}' for name in threads]}, names\n"
+        f"assert names == {[f'splunk-profiler-{thread}' for thread in threads]}, names\n"
         "heavy = {'grpc', 'ssl', 'socket', 'opentelemetry.sdk', 'splunk_profiler.lifecycle.sampling'}\n"
         "loaded = heavy & set(sys.modules)\n"
         "assert not loaded, loaded\n"

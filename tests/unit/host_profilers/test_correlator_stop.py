@@ -7,6 +7,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from asyncio import CancelledError
 from contextlib import ExitStack
 from errno import EAGAIN
@@ -262,4 +263,4 @@ def test_a_queue_that_cannot_be_measured_is_taken_for_one_without_an_end() -> No
     class Odd(SimpleSpanProcessor):
         _batch_processor = Batch()
 
-    assert WrappedProcessor(Odd(InMemorySpanExporter())).free_slots == sys.maxsize
+    assert WrappedProcessor(Odd(InMemorySpanExporter()), time.monotonic_ns).free_slots == sys.maxsize
