@@ -32,6 +32,8 @@ typedef struct {
     int64_t cpu_ns; /* the last that could be read */
     bool is_idle;   /* it is written no more while it stays so */
     bool is_named;  /* its threading.Thread was seen */
+    int8_t nice;
+    int64_t nice_until_ns; /* instant from which on its nice value is read again */
 } written_thread;
 
 /* A snapshot of all threads; NULL, NULL: there is none. */
@@ -138,12 +140,16 @@ static bool number_thread(const write_call *call, const raw_thread *raw, const r
            && number_value(call, NUMBER_LABELS, raw->labels, before == NULL ? NULL : before->labels, now);
 }
 
-/* Return the nice value of a thread; 0 if it has ended. */
-static int read_nice(const raw_thread *raw)
+/* Read the nice value of a thread, 0 if it has ended; once a second, because it hardly changes, and beside busy threads
+ * each system call with the GIL counts. */
+static void read_nice(const write_call *call, const raw_thread *raw, written_thread *now)
 {
-    errno = 0;
-    int nice = raw->native_id == 0 ? 0 : getpriority(PRIO_PROCESS, (id_t)raw->native_id);
-    return errno == 0 ? nice : 0;
+    if (call->writer->reads_nice && call->snapshot->instant_ns >= now->nice_until_ns) {
+        errno = 0;
+        int nice = raw->native_id == 0 ? 0 : getpriority(PRIO_PROCESS, (id_t)raw->native_id);
+        now->nice = (int8_t)(errno == 0 ? nice : 0);
+        now->nice_until_ns = call->snapshot->instant_ns + SECOND_NS;
+    }
 }
 
 /* Return true if a thread stays idle, so that it is only counted. Sets what `now` says of that. */
@@ -170,7 +176,8 @@ static bool write_thread(write_call *call, const raw_thread *raw, const raw_thre
     }
     put(&call->at, (uint64_t)raw->cpu_ns, 8);
     put(&call->at, (uint64_t)(int64_t)raw->state, 1);
-    put(&call->at, call->writer->reads_nice ? (uint64_t)(int64_t)read_nice(raw) : 0, 1);
+    read_nice(call, raw, now);
+    put(&call->at, (uint64_t)(int64_t)now->nice, 1);
     call->listed++;
     return true;
 }
