@@ -6,7 +6,8 @@ its records to events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.capture.events.source import EventSource
@@ -23,23 +24,64 @@ ALLOCATION_KIND = EventKind(
     "allocation", ValueType("alloc_samples", "count"), ValueType("alloc_space", "bytes"), DataType.ALLOCATION
 )
 _MAX_SAMPLE_BYTES = 1 << 40  # for the ticker
+_BUSY_BYTES_PER_S = 50 << 20  # where more are allocated, samples become no more frequent: 100 a second by default
+
+
+class SampleDistance:
+    """The mean distance of two samples, which grows with the bytes that are allocated in a second.
+
+    Sums stay right, because each sample has the weight of the distance that it was drawn with. The distance grows at
+    once, and shrinks by half in a second at most.
+    """
+
+    def __init__(self, sample_bytes: int, now_ns: int) -> None:
+        self._sample_bytes = sample_bytes
+        self._max_per_s = _BUSY_BYTES_PER_S / sample_bytes
+        self._looked_ns, self._count = now_ns, 0
+        self._ratio = self.limit_ratio = 1.0
+
+    @property
+    def bytes(self) -> int:
+        """The distance."""
+        return min(round(self._sample_bytes * max(self._ratio, self.limit_ratio)), _MAX_SAMPLE_BYTES)
+
+    def update(self, count: int, now_ns: int) -> bool:
+        """Count samples; return True, once a second, if the distance has changed."""
+        self._count += count
+        elapsed_ns = now_ns - self._looked_ns
+        if elapsed_ns < 1_000_000_000:
+            return False
+        before = self.bytes
+        excess = self._count * 1e9 / elapsed_ns / self._max_per_s
+        self._ratio = max(before / self._sample_bytes * excess, self._ratio / 2, 1.0)
+        self._looked_ns, self._count = now_ns, 0
+        return self.bytes != before
 
 
 class AllocationEventSource(EventSource):
     """The source of sampled allocations, one in `sample_bytes` on average, whether the ticker runs or not.
 
-    With `tracks_live`, it also says which of them are no longer in use.
+    Where these would be too many, it is one in more bytes (`SampleDistance`). With `tracks_live`, it also says which of
+    them are no longer in use.
     """
 
-    def __init__(self, ticker: _walker.Ticker[Any, Any], sample_bytes: int, *, tracks_live: bool) -> None:
+    def __init__(
+        self,
+        ticker: _walker.Ticker[Any, Any],
+        sample_bytes: int,
+        *,
+        tracks_live: bool,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._ticker = ticker
-        self._sample_bytes = sample_bytes
+        self._distance = SampleDistance(sample_bytes, monotonic_ns())
+        self._now_ns = monotonic_ns
         self._tracks_live = tracks_live
         self._once_log = OnceLog()
 
     def start(self) -> None:
         """Start sampling."""
-        self._ticker.start_allocations(self._sample_bytes, self._tracks_live)
+        self._ticker.start_allocations(self._distance.bytes, self._tracks_live)
 
     def stop(self) -> None:
         """Stop sampling."""
@@ -47,11 +89,14 @@ class AllocationEventSource(EventSource):
 
     def slow_down(self, ratio: float) -> None:
         """Sample less often by this ratio, of at least 1, than at the start."""
-        self._ticker.set_sample_bytes(min(round(self._sample_bytes * ratio), _MAX_SAMPLE_BYTES))
+        self._distance.limit_ratio = ratio
+        self._ticker.set_sample_bytes(self._distance.bytes)
 
     def drain(self) -> Sequence[RawEvent | FreedBlocksRecord]:
         """Return the samples as events, then the blocks that have ended."""
         allocations, freed_ids = self._ticker.drain_allocations()
+        if self._distance.update(len(allocations), self._now_ns()):
+            self._ticker.set_sample_bytes(self._distance.bytes)
         counters = self._ticker.counters()
         if counters.hooks_refused:
             self._once_log.log(

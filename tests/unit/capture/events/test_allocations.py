@@ -19,7 +19,7 @@ from target_process import Target
 from walker_factory import make
 
 from splunk_profiler import _walker
-from splunk_profiler.capture.events.allocations import AllocationEventSource
+from splunk_profiler.capture.events.allocations import AllocationEventSource, SampleDistance
 from splunk_profiler.model import Stack
 from splunk_profiler.raw import RawEvent
 from splunk_profiler.stream.records import FreedBlocksRecord
@@ -302,6 +302,58 @@ def test_source_turns_samples_into_events_and_ends() -> None:
     assert all(isinstance(each, RawEvent) and each.event.kind.name == "allocation" for each in events)
     assert isinstance(later[-1], FreedBlocksRecord)
     assert len(later[-1].live_ids) > 400
+
+
+def test_samples_become_no_more_frequent_where_much_is_allocated() -> None:
+    sample_bytes, second_ns = 1 << 19, 1_000_000_000
+    distance = SampleDistance(sample_bytes, 0)
+    rate, now_ns, counts = 500 << 20, 0, []
+    for _ in range(4):  # as many samples as the distance makes of that rate, in two parts
+        now_ns += second_ns
+        counts.append(rate // distance.bytes)
+        assert not distance.update(counts[-1] // 2, now_ns - 1)
+        distance.update(counts[-1] - counts[-1] // 2, now_ns)
+    assert counts == [1000, 100, 100, 100]
+    lengths = []
+    for _ in range(5):  # nothing is allocated any more
+        now_ns += second_ns
+        distance.update(0, now_ns)
+        lengths.append(distance.bytes / sample_bytes)
+    assert lengths == [5, 2.5, 1.25, 1, 1]
+
+
+def test_limit_and_rate_do_not_add_up_in_the_distance_of_samples() -> None:
+    distance = SampleDistance(1 << 19, 0)
+    distance.limit_ratio = 8.0
+    assert not distance.update(100, 1_000_000_000)  # 400 MiB: eight times the distance is enough
+    assert distance.bytes == 8 << 19
+    assert distance.update(200, 2_000_000_000)
+    assert distance.bytes == 16 << 19
+    distance.limit_ratio = 1.0
+    assert distance.bytes == 16 << 19
+
+
+def test_source_samples_less_often_where_much_is_allocated() -> None:
+    now_ns = 0
+    source = AllocationEventSource(make(), 10_000, tracks_live=False, monotonic_ns=lambda: now_ns)
+    source.start()
+    try:
+        made = sum(each.event.amount for each in _events(source, [50_000] * 400))
+        for _ in range(30):
+            _events(source, [50_000] * 400)  # 600 MB in a second
+        now_ns = 1_000_000_000
+        source.drain()
+        rare = _events(source, [50_000] * 4000)
+        assert made == pytest.approx(400 * 50_000, rel=0.03)
+        assert len(rare) < 4000 // 5
+        assert sum(each.event.amount for each in rare) == pytest.approx(4000 * 50_000, rel=0.25)
+    finally:
+        source.stop()
+
+
+def _events(source: AllocationEventSource, sizes: list[int]) -> list[RawEvent]:
+    make_bytes(sizes)
+    return [each for each in source.drain() if isinstance(each, RawEvent)]
 
 
 def test_time_in_captures_leaves_out_interruptions() -> None:
