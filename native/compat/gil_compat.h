@@ -50,26 +50,6 @@ static inline const PyThreadState *compat_gil_holder(PyInterpreterState *interp)
     return (const PyThreadState *)(holder & ~GIL_HOLDER_MARK);
 }
 
-/* Return the last turn, whether it is over or not. Read without a lock: a thread that takes the GIL writes first itself
- * and then the number, so that a turn may have a new thread and an old number. */
-static inline gil_turn compat_last_gil_turn(PyInterpreterState *interp)
-{
-    const struct _gil_runtime_state *gil = compat_gil(interp);
-    if (gil == NULL) {
-        return (gil_turn){0};
-    }
-    unsigned long number = __atomic_load_n(&gil->switch_number, __ATOMIC_ACQUIRE);
-    uintptr_t thread = __atomic_load_n((const uintptr_t *)&gil->last_holder, __ATOMIC_ACQUIRE);
-    return (gil_turn){number, (const void *)(thread & ~GIL_HOLDER_MARK)};
-}
-
-/* Return true if only the threads of these two turns have had the GIL since `before` was read; false if it was read while
- * a turn began. `now` is the turn of a thread that has the GIL. */
-static inline bool compat_is_next_turn(gil_turn before, gil_turn now)
-{
-    return now.number - before.number == (before.thread != now.thread);
-}
-
 /* Return true for a thread that waits for the GIL, and perhaps for the one that has it. Versions before 3.15 do not
  * tell. */
 static inline bool compat_wants_gil(const PyThreadState *state)

@@ -24,12 +24,6 @@
 #define compat_unchecked_thread       _PyThreadState_UncheckedGet
 #endif
 
-/* A turn of a thread with the GIL, which it may release and take again while no other one does. */
-typedef struct {
-    unsigned long number; /* how often the GIL had gone from one thread to another */
-    const void *thread;   /* its PyThreadState; only compared */
-} gil_turn;
-
 /* Since 3.12 interpreters can have GILs of their own, and each thread knows its state. */
 #define COMPAT_HAS_OWN_GILS (PY_VERSION_HEX >= 0x030C0000)
 

@@ -4,8 +4,6 @@
  * up on that processor. So the clocks are read at the deadline, and again some tens of microseconds later. A
  * thread that used a part of this probe counts as running with the probability of that part.
  */
-#include "py_compat.h"
-
 #include "forks.h"
 
 #include <fcntl.h>
@@ -17,7 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define NO_DEADLINE    (-1)        /* of clocks that were not read since the snapshot */
 #define COARSE_TICK_NS 1000000     /* clocks of some sandboxes have only multiples: what runs for less is not seen */
 #define GOLDEN_STEP    2654435769u /* 2^32 times the golden section */
 #define BUSY_DIVISOR   8 /* a thread that used an eighth of a processor may be ready; others are not checked */
@@ -98,9 +95,7 @@ clocks_change clocks_read(ticker_state *ticker, int64_t deadline_ns)
     if (table == NULL) {
         return CLOCKS_UNKNOWN; /* the next capture reads the clocks itself */
     }
-    table->is_next_reading = table->deadline_ns == NO_DEADLINE;
     table->deadline_ns = deadline_ns;
-    table->turn = compat_last_gil_turn(ticker->interp); /* first: a thread that runs after it is seen by its turn */
     table->process_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     for (size_t i = 0; i < table->count; i++) {
         clock_entry *entry = &table->entries[i];
@@ -155,34 +150,6 @@ void clocks_read_again(ticker_state *ticker)
     return_table(ticker, table);
 }
 
-clock_table *clocks_take(ticker_state *ticker)
-{
-    clock_table *table = atomic_exchange(&ticker->clocks.table, NULL);
-    if (table == NULL
-        || (table->is_next_reading && compat_is_next_turn(table->turn, compat_last_gil_turn(ticker->interp)))) {
-        return table;
-    }
-    return_table(ticker, table);
-    return NULL;
-}
-
-void clocks_put_back(ticker_state *ticker, clock_table *table)
-{
-    if (table != NULL) {
-        return_table(ticker, table);
-    }
-}
-
-bool clocks_stand_still(const clock_table *table, size_t *left, uint64_t key, pid_t native_id)
-{
-    while (*left > 0 && table->entries[*left - 1].key > key) {
-        (*left)--;
-    }
-    const clock_entry *entry = *left > 0 ? &table->entries[*left - 1] : NULL;
-    return entry != NULL && entry->key == key && entry->native_id == native_id && !entry->has_run
-           && entry->cpu_ns % COARSE_TICK_NS != 0; /* 0: it cannot be read */
-}
-
 /* Return the table with the threads of a snapshot; NULL: no memory. */
 static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot, bool is_quiet)
 {
@@ -195,8 +162,7 @@ static clock_table *build_table(clock_table *table, const raw_snapshot *snapshot
         }
         table->capacity = capacity;
     }
-    table->deadline_ns = NO_DEADLINE;
-    table->is_next_reading = false;
+    table->deadline_ns = -1;
     table->was_quiet_since_snapshot = is_quiet;
     table->count = snapshot->count;
     int64_t now_ns = monotonic_ns();

@@ -2,8 +2,6 @@
 #ifndef SPLUNK_PROFILER_WALKER_CLOCKS_H
 #define SPLUNK_PROFILER_WALKER_CLOCKS_H
 
-#include "public_compat.h"
-
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -44,8 +42,6 @@ typedef struct {
     int64_t process_ns;            /* CPU time of the process, read first */
     bool is_quiet;                 /* no thread of the application has run since the previous reading */
     bool was_quiet_since_snapshot; /* nor since the snapshot of these threads, which says of none that it ran */
-    bool is_next_reading;          /* the first one since that snapshot */
-    gil_turn turn;                 /* the last one before the reading */
     size_t count, capacity;
     clock_entry entries[]; /* oldest thread first */
 } clock_table;
@@ -74,12 +70,6 @@ void clocks_read_again(struct ticker_state *ticker);
 /* Write the clocks to a snapshot; read those that are missing. `is_last`: the next snapshot continues from
  * this one. */
 void clocks_fill(struct ticker_state *ticker, struct raw_snapshot *snapshot, int64_t deadline_ns, bool is_last);
-/* Take the clocks out if they say which threads stand still: threads that have not run since the last snapshot of all,
- * and so have the stacks that it has. NULL: they do not. GIL held. */
-clock_table *clocks_take(struct ticker_state *ticker);
-void clocks_put_back(struct ticker_state *ticker, clock_table *table); /* NULL: none was taken */
-/* Asked of the newest thread first; `left` begins as the number of entries. */
-bool clocks_stand_still(const clock_table *table, size_t *left, uint64_t key, pid_t native_id);
 bool thread_is_runnable(pid_t native_id);                            /* it runs, or is ready to */
 void thread_read_stat(pid_t native_id, char text[THREAD_STAT_SIZE]); /* its line of /proc; empty: it has ended */
 

@@ -144,9 +144,9 @@ static bool number_thread(const write_call *call, const raw_thread *raw, const r
  * each system call with the GIL counts. */
 static void read_nice(const write_call *call, const raw_thread *raw, written_thread *now)
 {
-    if (call->writer->reads_nice && call->snapshot->instant_ns >= now->nice_until_ns) {
+    if (call->writer->reads_nice && raw->native_id != 0 && call->snapshot->instant_ns >= now->nice_until_ns) {
         errno = 0;
-        int nice = raw->native_id == 0 ? 0 : getpriority(PRIO_PROCESS, (id_t)raw->native_id);
+        int nice = getpriority(PRIO_PROCESS, (id_t)raw->native_id);
         now->nice = (int8_t)(errno == 0 ? nice : 0);
         now->nice_until_ns = call->snapshot->instant_ns + SECOND_NS;
     }

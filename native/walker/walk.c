@@ -45,27 +45,6 @@ static bool walk_stack(ticker_state *ticker, compat_frame *frame, raw_stack *las
     return true;
 }
 
-/* Return true for a thread that stands still; then `thread` gets its last stack. The threads of the last two turns with
- * the GIL may have run since the clocks were read. The leaf is compared because a program may run a thread state on
- * another thread than before, of which the clock says nothing. */
-static bool keep_stack(const ticker_state *ticker, const clock_table *clocks, size_t *clocks_left,
-                       const PyThreadState *state, compat_frame *leaf, raw_stack *last, scratch_thread *thread)
-{
-    if (clocks == NULL || last == NULL || last->depth == 0 || state == clocks->turn.thread
-        || state == compat_last_gil_turn(ticker->interp).thread
-        || !clocks_stand_still(clocks, clocks_left, thread->key, (pid_t)thread->native_id)) {
-        return false;
-    }
-    raw_frame seen = {(PyObject *)compat_frame_code(leaf), compat_frame_globals(leaf), compat_frame_offset(leaf)};
-    if (!is_same_frame(&last->frames[0], &seen)) {
-        return false;
-    }
-    thread->unchanged_stack = last;
-    thread->depth = last->depth;
-    thread->truncated = last->truncated;
-    return true;
-}
-
 /* `known`: the thread's entry of the previous capture, or NULL. */
 static void read_identity(scratch_thread *thread, const PyThreadState *state, const last_stack *known)
 {
@@ -144,11 +123,10 @@ static void prefetch_frames(const ticker_state *ticker)
 }
 
 /* Needs the head lock. The threads come newest first. */
-static walk_result walk_threads(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder,
-                                const clock_table *clocks)
+static walk_result walk_threads(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder)
 {
     walk_scratch *scratch = &ticker->scratch;
-    size_t frames = 0, selected_index = 0, last_index = 0, clocks_left = clocks == NULL ? 0 : clocks->count;
+    size_t frames = 0, selected_index = 0, last_index = 0;
     scratch->count = 0;
     if (!is_focused) {
         prefetch_frames(ticker);
@@ -170,9 +148,7 @@ static walk_result walk_threads(ticker_state *ticker, bool is_focused, const PyT
         thread->is_gil_holder = state == gil_holder;
         thread->wants_gil = !thread->is_gil_holder && compat_wants_gil(state);
         thread->first = frames;
-        raw_stack *last = known != NULL ? known->stack : NULL;
-        if (!keep_stack(ticker, clocks, &clocks_left, state, frame, last, thread)
-            && !walk_stack(ticker, frame, last, thread)) {
+        if (!walk_stack(ticker, frame, known != NULL ? known->stack : NULL, thread)) {
             return NO_ROOM_FRAMES;
         }
         if (thread->unchanged_stack == NULL) {
@@ -273,15 +249,14 @@ static bool select_threads(ticker_state *ticker)
     }
 }
 
-/* `is_focused`: only the selected threads. `clocks`: NULL if they do not say which threads stand still. */
-static bool walk_with_room(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder,
-                           const clock_table *clocks)
+/* `is_focused`: only the selected threads. */
+static bool walk_with_room(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder)
 {
     for (;;) {
         if (!compat_lock_head()) {
             return false;
         }
-        walk_result result = walk_threads(ticker, is_focused, gil_holder, clocks);
+        walk_result result = walk_threads(ticker, is_focused, gil_holder);
         compat_unlock_head();
         if (result == WALKED) {
             return true;
@@ -304,10 +279,7 @@ bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil
             return true;
         }
     }
-    clock_table *clocks = is_focused ? NULL : clocks_take(ticker);
-    bool is_done = walk_with_room(ticker, is_focused, gil_holder, clocks);
-    clocks_put_back(ticker, clocks);
-    return is_done;
+    return walk_with_room(ticker, is_focused, gil_holder);
 }
 
 bool walk_selected(ticker_state *ticker, const uint64_t *keys, size_t count)
@@ -319,7 +291,7 @@ bool walk_selected(ticker_state *ticker, const uint64_t *keys, size_t count)
     }
     memcpy(ticker->scratch.selected_keys, keys, count * sizeof(uint64_t));
     ticker->scratch.selected_count = count;
-    return walk_with_room(ticker, true, NULL, NULL);
+    return walk_with_room(ticker, true, NULL);
 }
 
 /* The calling thread's own state and frames cannot change meanwhile, so this needs no head lock. */

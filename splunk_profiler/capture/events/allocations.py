@@ -24,20 +24,24 @@ ALLOCATION_KIND = EventKind(
     "allocation", ValueType("alloc_samples", "count"), ValueType("alloc_space", "bytes"), DataType.ALLOCATION
 )
 _MAX_SAMPLE_BYTES = 1 << 40  # for the ticker
-_BUSY_BYTES_PER_S = 50 << 20  # where more are allocated, samples become no more frequent: 100 a second by default
+_BUSY_BYTES_PER_S = 50 << 20  # a hundred samples a second at the default distance
+_MIN_SAMPLES_PER_S = 10  # from fewer of them the rate cannot be told
 
 
 class SampleDistance:
-    """The mean distance of two samples, which grows with the bytes that are allocated in a second.
+    """The mean distance of two samples: it grows with the bytes that are allocated in a second, if these are many.
 
     Sums stay right, because each sample has the weight of the distance that it was drawn with. The distance grows at
     once, and shrinks by half in a second at most.
+
+    Attributes:
+        limit_ratio: the distance is at least so many times the configured one.
     """
 
     def __init__(self, sample_bytes: int, now_ns: int) -> None:
         self._sample_bytes = sample_bytes
-        self._max_per_s = _BUSY_BYTES_PER_S / sample_bytes
-        self._looked_ns, self._count = now_ns, 0
+        self._busy_bytes_per_s = max(_BUSY_BYTES_PER_S, _MIN_SAMPLES_PER_S * sample_bytes)
+        self._looked_ns, self._allocated_bytes = now_ns, 0
         self._ratio = self.limit_ratio = 1.0
 
     @property
@@ -45,24 +49,24 @@ class SampleDistance:
         """The distance."""
         return min(round(self._sample_bytes * max(self._ratio, self.limit_ratio)), _MAX_SAMPLE_BYTES)
 
-    def update(self, count: int, now_ns: int) -> bool:
-        """Count samples; return True, once a second, if the distance has changed."""
-        self._count += count
+    def update(self, allocated_bytes: int, now_ns: int) -> bool:
+        """Count what samples stand for; return True, once a second, if the distance has changed."""
+        self._allocated_bytes += allocated_bytes
         elapsed_ns = now_ns - self._looked_ns
         if elapsed_ns < 1_000_000_000:
             return False
         before = self.bytes
-        excess = self._count * 1e9 / elapsed_ns / self._max_per_s
-        self._ratio = max(before / self._sample_bytes * excess, self._ratio / 2, 1.0)
-        self._looked_ns, self._count = now_ns, 0
+        busy_bytes = self._busy_bytes_per_s * elapsed_ns / 1e9
+        self._ratio = max(self._allocated_bytes / busy_bytes, self._ratio / 2, 1.0)
+        self._looked_ns, self._allocated_bytes = now_ns, 0
         return self.bytes != before
 
 
 class AllocationEventSource(EventSource):
     """The source of sampled allocations, one in `sample_bytes` on average, whether the ticker runs or not.
 
-    Where these would be too many, it is one in more bytes (`SampleDistance`). With `tracks_live`, it also says which of
-    them are no longer in use.
+    Where much is allocated, it is one in more bytes (`SampleDistance`). With `tracks_live`, it also says which of them
+    are no longer in use.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class AllocationEventSource(EventSource):
     def drain(self) -> Sequence[RawEvent | FreedBlocksRecord]:
         """Return the samples as events, then the blocks that have ended."""
         allocations, freed_ids = self._ticker.drain_allocations()
-        if self._distance.update(len(allocations), self._now_ns()):
+        if self._distance.update(sum(each.event_amount for each in allocations), self._now_ns()):
             self._ticker.set_sample_bytes(self._distance.bytes)
         counters = self._ticker.counters()
         if counters.hooks_refused:

@@ -305,32 +305,33 @@ def test_source_turns_samples_into_events_and_ends() -> None:
 
 
 def test_samples_become_no_more_frequent_where_much_is_allocated() -> None:
-    sample_bytes, second_ns = 1 << 19, 1_000_000_000
-    distance = SampleDistance(sample_bytes, 0)
-    rate, now_ns, counts = 500 << 20, 0, []
-    for _ in range(4):  # as many samples as the distance makes of that rate, in two parts
-        now_ns += second_ns
-        counts.append(rate // distance.bytes)
-        assert not distance.update(counts[-1] // 2, now_ns - 1)
-        distance.update(counts[-1] - counts[-1] // 2, now_ns)
-    assert counts == [1000, 100, 100, 100]
+    distance, second_ns = SampleDistance(1 << 19, 0), 1_000_000_000
+    assert not distance.update(300 << 20, second_ns - 1)
+    assert distance.update(200 << 20, second_ns)
+    assert (500 << 20) // distance.bytes == 100
+    assert not distance.update(500 << 20, 2 * second_ns)
     lengths = []
-    for _ in range(5):  # nothing is allocated any more
-        now_ns += second_ns
-        distance.update(0, now_ns)
-        lengths.append(distance.bytes / sample_bytes)
+    for number in range(3, 8):  # nothing is allocated any more
+        distance.update(0, number * second_ns)
+        lengths.append(distance.bytes / (1 << 19))
     assert lengths == [5, 2.5, 1.25, 1, 1]
 
 
 def test_limit_and_rate_do_not_add_up_in_the_distance_of_samples() -> None:
-    distance = SampleDistance(1 << 19, 0)
+    distance, second_ns = SampleDistance(1 << 19, 0), 1_000_000_000
     distance.limit_ratio = 8.0
-    assert not distance.update(100, 1_000_000_000)  # 400 MiB: eight times the distance is enough
+    assert not distance.update(200 << 20, second_ns)
     assert distance.bytes == 8 << 19
-    assert distance.update(200, 2_000_000_000)
+    assert distance.update(800 << 20, 2 * second_ns)
     assert distance.bytes == 16 << 19
     distance.limit_ratio = 1.0
     assert distance.bytes == 16 << 19
+
+
+def test_one_sample_of_a_large_distance_does_not_make_it_larger() -> None:
+    distance = SampleDistance(1 << 30, 0)
+    assert not distance.update(1 << 30, 1_000_000_000)
+    assert distance.bytes == 1 << 30
 
 
 def test_source_samples_less_often_where_much_is_allocated() -> None:
