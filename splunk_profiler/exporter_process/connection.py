@@ -307,7 +307,7 @@ class ExporterConnection:
         """End a connection that had no answer; the second in a row leaves the name, too."""
         self._silences += 1
         if self._silences > 1:
-            self.cannot_start = self._awaits_launched
+            self.cannot_start, self._awaits_launched = self._awaits_launched, False
             self._abandon_name("does not answer")
         else:
             self._disconnect("does not answer")

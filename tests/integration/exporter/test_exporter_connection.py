@@ -185,6 +185,25 @@ def test_process_that_has_taken_the_name_and_is_silent_twice_is_left() -> None:
     connection.close(0)
 
 
+def test_start_after_an_exporter_that_hung_says_nothing_of_one_that_ended(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = time.monotonic()
+    hung: list[int] = []
+    connection = ExporterConnection(
+        lambda listener, _token: hung.append(os.dup(listener.descriptor)), os.urandom(16).hex(), lambda: now_s
+    )
+    try:
+        for _ in range(10):
+            connection.send(b"more\n")
+            now_s += 61  # no log line is left out
+        assert len(hung) > 1
+        assert any("does not answer" in line for line in caplog.messages)
+        assert not any("ends before" in line for line in caplog.messages)
+    finally:
+        connection.close(0)
+        for descriptor in hung:
+            os.close(descriptor)
+
+
 def _no_launch(_listener: OwnedSocket, _token: str) -> None:
     raise PermissionError("no process here")
 
