@@ -172,9 +172,7 @@ class StreamWriter:
         number = self._spans.get(span)
         if number is None:
             number = self._spans.next()
-            self.write(
-                SpanRecord(number, span.trace_id, span.span_id, span.trace_flags, span.local_root_id, span.endpoint)
-            )
+            self.write(SpanRecord(number, *span))
             self._spans.add(span, number)
         return number
 
