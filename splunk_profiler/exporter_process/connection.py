@@ -307,7 +307,7 @@ class ExporterConnection:
         """End a connection that had no answer; the second in a row leaves the name, too."""
         self._silences += 1
         if self._silences > 1:
-            self.cannot_start, self._awaits_launched = self._awaits_launched, False
+            self.cannot_start = self._awaits_launched
             self._abandon_name("does not answer")
         else:
             self._disconnect("does not answer")
@@ -315,7 +315,7 @@ class ExporterConnection:
     def _abandon_name(self, reason: str) -> None:
         """Take another name for the exporter of this process: another process has the present one."""
         self._token = os.urandom(16).hex()
-        self._silences = 0
+        self._silences, self._awaits_launched = 0, False
         self._disconnect(reason)
 
     def _disconnect(self, reason: str) -> None:

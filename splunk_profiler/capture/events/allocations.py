@@ -52,12 +52,11 @@ class SampleDistance:
     def update(self, allocated_bytes: int, now_ns: int) -> bool:
         """Count what samples stand for; return True, once a second, if the distance has changed."""
         self._allocated_bytes += allocated_bytes
-        elapsed_ns = now_ns - self._looked_ns
-        if elapsed_ns < 1_000_000_000:
+        elapsed_s = (now_ns - self._looked_ns) / 1e9
+        if elapsed_s < 1:
             return False
         before = self.bytes
-        busy_bytes = self._busy_bytes_per_s * elapsed_ns / 1e9
-        self._ratio = max(self._allocated_bytes / busy_bytes, self._ratio / 2, 1.0)
+        self._ratio = max(self._allocated_bytes / elapsed_s / self._busy_bytes_per_s, self._ratio / 2, 1.0)
         self._looked_ns, self._allocated_bytes = now_ns, 0
         return self.bytes != before
 
