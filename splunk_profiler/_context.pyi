@@ -57,14 +57,9 @@ class SocketReader:
         Raises:
             OSError: the process can make no more threads.
         """
-    def start_with_message(self) -> None:
-        """Wait for a message, unless the thread was started, and start it before the GIL is needed.
-
-        `stop` ends the wait. If the application has closed the socket, the message only ends it.
-
-        Raises:
-            OSError: the process can make no more threads.
-        """
+    @property
+    def has_message(self) -> bool:
+        """True if a message waits in the socket, or somebody has shut that down; False if it is closed."""
     @property
     def is_receiving(self) -> bool:
         """True while the thread receives."""

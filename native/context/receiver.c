@@ -196,14 +196,6 @@ static void *receive(void *argument)
     return NULL;
 }
 
-static bool is_idle(receiver *self)
-{
-    pthread_mutex_lock(&self->lock);
-    bool idle = self->phase == IDLE && !atomic_load(&self->stopping);
-    pthread_mutex_unlock(&self->lock);
-    return idle;
-}
-
 /* Return when a wait of that many seconds is over: at most an hour, and none if it is NaN. */
 static struct timespec end_of_wait(double seconds)
 {
@@ -248,15 +240,10 @@ int receiver_start(receiver *self)
     return error;
 }
 
-int receiver_start_with_message(receiver *self)
+bool receiver_has_message(receiver *self)
 {
-    struct pollfd socket = {.fd = self->descriptor, .events = POLLIN | POLLRDHUP};
-    if (!is_own_process(self)) {
-        return 0;
-    }
-    while (is_idle(self) && is_same_socket(self) && poll(&socket, 1, CHECK_INTERVAL_MS) == 0) {
-    }
-    return receiver_start(self); /* the thread finds out by itself if the socket no longer exists */
+    struct pollfd socket = {.fd = self->descriptor, .events = POLLIN};
+    return is_own_process(self) && !atomic_load(&self->stopping) && is_same_socket(self) && poll(&socket, 1, 0) > 0;
 }
 
 static void wait_for_messages(receiver *self, double seconds)

@@ -1,9 +1,9 @@
 /* The messages of host profilers: datagrams of a socket, gathered without the GIL by a thread without a Python state.
  *
  * The kernel queues about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for
- * the GIL, and the queue fills up sooner than that. Most processes never get a message, so the thread is made
- * with the first one, before anything needs the GIL. While the buffer is full nothing is read: senders get
- * EAGAIN, and the process spends neither memory nor CPU time. Many short messages also fill the buffer.
+ * the GIL, and the queue fills up sooner than that. Most processes never get a message, so the thread is only
+ * made when `receiver_has_message` has found the first one. While the buffer is full nothing is read: senders
+ * get EAGAIN, and the process spends neither memory nor CPU time. Many short messages also fill the buffer.
  *
  * A forked child cannot use its parent's receiver: the thread is missing, and the lock may be held for ever.
  * There all functions do nothing. None of them needs the GIL.
@@ -41,8 +41,8 @@ HIDDEN receiver *receiver_new(int descriptor);
 HIDDEN void receiver_release(receiver *self);
 /* Start the thread, once. Return 0, or the error number if no thread can be made. */
 HIDDEN int receiver_start(receiver *self);
-/* Wait for a message, unless the thread was started, or for `receiver_stop`; then start it. */
-HIDDEN int receiver_start_with_message(receiver *self);
+/* Return true if a message waits in the socket, or somebody has shut it down. */
+HIDDEN bool receiver_has_message(receiver *self);
 /* Wait up to an hour for messages, `receiver_wake` or the end. Then move all messages that were sent before to
  * `taken`. Return false if there is no memory. */
 HIDDEN bool receiver_take(receiver *self, double seconds, message_buffer *taken);

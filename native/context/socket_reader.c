@@ -24,15 +24,6 @@ static PyObject *socket_reader_start(SocketReader *self, PyObject *Py_UNUSED(unu
     return none_or_error(receiver_start(self->receiver));
 }
 
-static PyObject *socket_reader_start_with_message(SocketReader *self, PyObject *Py_UNUSED(unused))
-{
-    int error;
-    Py_BEGIN_ALLOW_THREADS
-    error = receiver_start_with_message(self->receiver);
-    Py_END_ALLOW_THREADS
-    return none_or_error(error);
-}
-
 static PyObject *unpack_messages(const message_buffer *gathered)
 {
     PyObject *messages = PyList_New(0);
@@ -86,6 +77,11 @@ static PyObject *socket_reader_counts(SocketReader *self, PyObject *Py_UNUSED(un
     return Py_BuildValue("KK", status.received, status.too_long);
 }
 
+static PyObject *socket_reader_has_message(SocketReader *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(receiver_has_message(self->receiver));
+}
+
 static PyObject *socket_reader_is_receiving(SocketReader *self, void *Py_UNUSED(closure))
 {
     return PyBool_FromLong(receiver_get_status(self->receiver).is_receiving);
@@ -127,16 +123,13 @@ static void socket_reader_dealloc(SocketReader *self)
 }
 
 static PyMethodDef socket_reader_methods[] = {
-    {"start", (PyCFunction)socket_reader_start, METH_NOARGS},
-    {"start_with_message", (PyCFunction)socket_reader_start_with_message, METH_NOARGS},
-    {"take", (PyCFunction)socket_reader_take, METH_O},
-    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS},
-    {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS},
-    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS},
-    {NULL, NULL, 0, NULL},
+    {"start", (PyCFunction)socket_reader_start, METH_NOARGS},   {"take", (PyCFunction)socket_reader_take, METH_O},
+    {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS},     {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS},
+    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS}, {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef socket_reader_attributes[] = {
+    {"has_message", (getter)socket_reader_has_message, NULL, "True if a message waits in the socket.", NULL},
     {"is_receiving", (getter)socket_reader_is_receiving, NULL, "True while the thread receives.", NULL},
     {"is_lost", (getter)socket_reader_is_lost, NULL, "True if the socket was closed, and all is taken.", NULL},
     {"is_stopped", (getter)socket_reader_is_stopped, NULL, "True from `stop` on.", NULL},

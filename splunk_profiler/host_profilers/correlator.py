@@ -1,9 +1,8 @@
 """Receives the messages of host profilers, and has their stack-trace ids written on transactions.
 
-`Correlator` has a thread while it listens: it counts all messages that have come, then
-forwards the transactions that have waited long enough. With the first message a second thread begins to
-empty the socket, in C and without the GIL. No thread runs and no span is touched before there is a
-socket; in `auto`, the correlator thread only waits until a profiler has sent a message.
+The thread of a `Correlator` counts all messages that have come, then forwards the transactions that have
+waited long enough. A second one empties the socket, in C and without the GIL. No thread runs and no span is
+touched before there is a socket; in `auto`, before a profiler has sent a message to it.
 
 Specification: Elastic universal profiling integration, "Messaging Socket" and "APM Agent output of correlation data".
 """
@@ -82,6 +81,7 @@ class Correlator:
         self._reader: Any = None
         self._closed_reader_counts = (0, 0)
         self._last_received = 0  # messages, by the last turn
+        self._on_closed: Callable[[], None] = lambda: None  # for that reader
         self._thread: Worker | None = None
         self._is_idle = False
         self._is_stopping = False
@@ -99,7 +99,7 @@ class Correlator:
             self._deferral.attach(processors)
 
     def listen(self, descriptor: int, on_closed: Callable[[], None], is_open: Callable[[], bool] | None = None) -> None:
-        """Receive the messages of a socket from now on.
+        """Receive the messages of a socket from now on, in `auto` from the first call of `look` that finds one.
 
         The descriptor must stay until `close`. `is_open` returns False if the application has closed the socket; the
         descriptor may then be of something else. `on_closed` is called on a thread of ours.
@@ -111,16 +111,34 @@ class Correlator:
         reader = self._make_reader(descriptor)
         if is_open is not None and not is_open():
             raise OSError(EBADF, "the socket was closed meanwhile")
-        self._reader = reader
+        self._reader, self._on_closed = reader, on_closed
+        if not self._at_once and not self._deferral.is_active:
+            return
         try:
             if self._at_once:
                 reader.start()
-            self._thread = Worker("correlator", lambda: self._correlate(reader, on_closed))
-            self._thread.start()
+            self._start_thread(reader)
         except BaseException:
             self.close()
             raise
         self.defer_at_once()
+
+    def look(self) -> None:
+        """Begin to receive if a profiler has sent its first message; for a thread of ours, once a second.
+
+        Most processes never get one, and need no thread for that. The kernel keeps the first eleven meanwhile.
+
+        Raises:
+            RuntimeError: the process can make no more threads.
+        """
+        reader = self._reader
+        if reader is not None and self._thread is None and reader.has_message:
+            self._start_thread(reader)
+
+    def _start_thread(self, reader: Any) -> None:
+        thread = Worker("correlator", lambda: self._correlate(reader))
+        thread.start()
+        self._thread = thread
 
     def defer_at_once(self) -> None:
         """Defer transactions from now on, unless that waits for the first message of a host profiler."""
@@ -221,11 +239,10 @@ class Correlator:
             self._deferral.attach(processors)
         return True
 
-    def _correlate(self, reader: Any, on_closed: Callable[[], None]) -> None:
+    def _correlate(self, reader: Any) -> None:
         while self._reader is reader and not (reader.is_lost or reader.is_stopped):
             # Transactions that wait are forwarded without a message, also if no thread can be made.
-            receive = reader.start if self._deferral.is_active else reader.start_with_message
-            for step in (receive, partial(self._correlate_once, reader)):
+            for step in (reader.start, partial(self._correlate_once, reader)):
                 try:
                     step()
                 except Exception as error:
@@ -233,7 +250,7 @@ class Correlator:
                     self._wake_event.wait(_MAX_PAUSE_S)  # it may fail each time
         if self._reader is reader and reader.is_lost:
             with self._guard.catching():
-                on_closed()
+                self._on_closed()
 
     def _correlate_once(self, reader: Any) -> None:
         submitted, self._submitted = self._submitted, []

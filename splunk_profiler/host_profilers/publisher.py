@@ -152,10 +152,11 @@ class ProcessPublisher:
                 message_socket.remove_stale_sockets()
 
     def audit(self) -> None:
-        """Repair the records of threads that differ from their contexts. Install hooks in new modules."""
+        """Repair the records of threads that differ from their contexts. Look for new modules and a first message."""
         message_socket = self._message_socket
         if message_socket is not None and not message_socket.is_open:
             self._reopen()
+        self._correlator.look()
         self._extension.refresh()
         compared, repaired = self._extension.audit()
         if repaired:

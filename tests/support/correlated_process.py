@@ -108,6 +108,7 @@ class Correlated:
     def start_holding(self) -> None:
         """Defer transactions until the next flush, and forget the exported ones."""
         self.host.register()
+        self.life.audit()  # as a thread of ours does once a second
         self.log.wait_for("has registered")
         self.flush()
         self.exported.clear()

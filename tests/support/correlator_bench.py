@@ -61,9 +61,11 @@ class CorrelatorBench:
     def register(self, delay_ms: int = 0, host_id: bytes | None = None) -> None:
         host_text = None if host_id is None else host_id.decode()
         self.sending.register(delay_ms, host_text, minor=1 if host_text is None else 2)
+        self.correlator.look()
 
     def report_stack(self, span: Any, stack: bytes = b"s" * 16, count: int = 1) -> None:
         self.sending.report(span, stack, count)
+        self.correlator.look()
 
     def run_span(self, name: str = "root", *stacks: bytes) -> ReadableSpan:
         span = self.tracer.start_span(name)

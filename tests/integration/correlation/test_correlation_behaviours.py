@@ -102,6 +102,7 @@ def test_the_first_stack_trace_is_as_good_as_a_registration_in_auto(directory: P
     with correlated(directory, "auto", hold=False) as here:
         begun = here.span("begun before")
         here.host.report(begun, count=2)
+        here.life.audit()
         here.log.wait_for("a host profiler sends stack traces: transactions wait 1000 ms")
         begun.end()
         assert here.exported.names == ["met"]
@@ -114,6 +115,7 @@ def test_unknown_or_broken_message_does_not_count_as_a_registration(directory: P
         here.host.send(struct.pack("=HH40s", 3, 1, b"of a later version"))
         here.host.send(struct.pack("=HH20s", 1, 1, b"cut off"))
         here.host.send(struct.pack("=HH", 2, 1))
+        here.life.audit()
         here.log.wait_for("a profiler registration message that is cut off")
         here.span("root").end()
         assert here.exported.names == ["met", "root"]

@@ -39,12 +39,9 @@ class Turns:
         self.given: SimpleQueue[list[bytes]] = SimpleQueue()
         self.woken = 0
         self.is_receiving = self.is_lost = self.is_stopped = False
+        self.has_message = True
 
     def start(self) -> None:
-        """Note that it receives."""
-        self.is_receiving = True
-
-    def start_with_message(self) -> None:
         """Note that it receives."""
         self.is_receiving = True
 
@@ -112,6 +109,7 @@ def correlation_settings(at_once: bool = True) -> Iterator[Waiting]:
     correlator = Correlator(at_once, 10, make, clock)
     correlator.attach(vars(provider)["_active_span_processor"])
     correlator.listen(-1, lambda: None)
+    correlator.look()
     waiting = Waiting(made[0], provider, exported)
     holder.append(waiting)
     waiting.wait_s = waiting.turns.waits_s.get(timeout=_LONG_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
 import threading
@@ -79,11 +78,11 @@ class Refused(WrappedReader):
         super().__init__(descriptor)
         self._refusals = 2
 
-    def start_with_message(self) -> None:
+    def start(self) -> None:
         if self._refusals:
             self._refusals -= 1
             raise BlockingIOError(EAGAIN, "no more threads")
-        self._reader.start_with_message()
+        self._reader.start()
 
 
 def test_first_message_is_counted_once_the_process_can_make_a_thread(tmp_path: Path) -> None:
@@ -98,16 +97,8 @@ def test_first_message_is_counted_once_the_process_can_make_a_thread(tmp_path: P
 class Threadless(WrappedReader):
     """A socket reader that finds no room for its thread."""
 
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(descriptor)
-        self._descriptor = descriptor
-
     def start(self) -> None:
         raise BlockingIOError(EAGAIN, "no more threads")
-
-    def start_with_message(self) -> None:
-        select.select([self._descriptor], [], [])
-        self.start()
 
 
 def test_transactions_are_forwarded_where_the_process_can_make_no_thread(tmp_path: Path) -> None:

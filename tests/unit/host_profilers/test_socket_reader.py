@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ def test_after_a_stop_senders_get_an_error_and_nothing_waits(reading: SocketRead
     reading.reader.stop()
     reading.reader.stop()
     reading.start()
-    reading.reader.start_with_message()
+    assert not reading.reader.has_message
     assert not reading.reader.is_receiving
     assert reading.reader.take(3600) == []
     with pytest.raises(OSError, match=r"Broken pipe|Connection refused"):
@@ -156,7 +155,6 @@ def test_what_was_gathered_before_a_stop_can_still_be_taken(reading: SocketReade
 def test_a_second_start_makes_no_second_thread(reading: SocketReaderThread) -> None:
     for _ in range(3):
         reading.start()
-        reading.reader.start_with_message()
     reading.send(b"it reads")
     assert reading.take_messages(1) == [b"it reads"]
     wait_for_receiving_threads(1)
@@ -233,12 +231,9 @@ def test_socket_closed_during_a_read_ends_reading_by_itself(reading: SocketReade
     assert reading.reader.take(3600) == []
 
 
-@pytest.mark.parametrize("start", [SocketReader.start, SocketReader.start_with_message])
-def test_socket_that_was_closed_before_is_lost_at_once(
-    reading: SocketReaderThread, start: Callable[[SocketReader], None]
-) -> None:
+def test_socket_that_was_closed_before_is_lost_at_once(reading: SocketReaderThread) -> None:
     os.close(reading.receiver.fileno())
-    start(reading.reader)
+    reading.start()
     reading.wait_for_end()
     assert reading.reader.is_lost
 
@@ -302,7 +297,7 @@ def test_a_file_under_the_number_is_left_alone(reading: SocketReaderThread, tmp_
 def test_what_is_no_socket_is_lost_at_once(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as file:
         reader = SocketReader(file.fileno())
-        reader.start_with_message()
+        reader.start()
         assert reader.take(3600) == []
         assert reader.is_lost
         reader.stop()

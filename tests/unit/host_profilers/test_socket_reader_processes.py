@@ -46,8 +46,12 @@ def _answer_of_a_child(reader: SocketReader) -> None:
         signal.alarm(int(WAIT_S))
         reader.wake()
         reader.start()
-        reader.start_with_message()
-        right = reader.take(3600) == [] and reader.counts() == (0, 0) and not (reader.is_receiving or reader.is_lost)
+        right = (
+            not reader.has_message
+            and reader.take(3600) == []
+            and reader.counts() == (0, 0)
+            and not (reader.is_receiving or reader.is_lost)
+        )
         reader.stop()
         del reader
         status = 0 if right else 2

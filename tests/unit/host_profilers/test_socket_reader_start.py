@@ -1,13 +1,12 @@
-"""Tests of the start of the thread that receives: with a message, without the GIL, in a process that is full."""
+"""Tests of the start of the thread that receives: after a message, without the GIL, in a process that is full."""
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import os
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -42,29 +41,20 @@ def reading() -> Iterator[SocketReaderThread]:
         yield made
 
 
-def test_the_thread_comes_with_the_first_message_and_receives_it(reading: SocketReaderThread) -> None:
-    waiter = threading.Thread(target=reading.reader.start_with_message)
-    waiter.start()
-    assert not reading.reader.is_receiving
-    assert not receiving_threads()
+def test_message_is_seen_before_there_is_a_thread_and_received_by_it(reading: SocketReaderThread) -> None:
+    assert not reading.reader.has_message
     reading.send(b"the first")
-    waiter.join(WAIT_S)
-    assert reading.reader.is_receiving
+    assert reading.reader.has_message
+    assert not receiving_threads()
+    reading.reader.start()
     assert reading.take_messages(1) == [b"the first"]
+    assert not reading.reader.has_message
 
 
-def test_burst_from_the_first_message_on_comes_while_the_gil_is_held(reading: SocketReaderThread) -> None:
-    """The waiting thread keeps the GIL until it waits for the socket, this one until all is sent."""
+def test_burst_comes_while_the_gil_is_held(reading: SocketReaderThread) -> None:
+    """This thread keeps the GIL until all is sent."""
     address = reading.receiver.getsockname()[1:].decode()
     command = [sys.executable, "-c", _SENDER, address]
-    going = _thread.allocate_lock()
-    going.acquire()
-
-    def wait() -> None:
-        going.release()
-        reading.reader.start_with_message()
-
-    waiter = threading.Thread(target=wait)
     interval = sys.getswitchinterval()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as sender:
         assert sender.stdin is not None
@@ -73,35 +63,25 @@ def test_burst_from_the_first_message_on_comes_while_the_gil_is_held(reading: So
         holding_gil, answer = ctypes.PyDLL(None), ctypes.create_string_buffer(1)
         sys.setswitchinterval(2 * WAIT_S)
         try:
-            waiter.start()
-            going.acquire()
+            reading.reader.start()
             holding_gil.write(sender.stdin.fileno(), b"g", 1)
             holding_gil.read(sender.stdout.fileno(), answer, 1)
         finally:
             sys.setswitchinterval(interval)
         assert answer.value == b"y", "the kernel's queue was full"
-    waiter.join(WAIT_S)
     assert reading.take_messages(_BURST) == [b"%d" % number for number in range(_BURST)]
 
 
-def test_a_stop_ends_the_wait_for_the_first_message(reading: SocketReaderThread) -> None:
-    waiter = threading.Thread(target=reading.reader.start_with_message)
-    waiter.start()
-    reading.reader.stop()
-    waiter.join(WAIT_S)
-    assert not waiter.is_alive()
-    assert not reading.reader.is_receiving
-    assert not reading.reader.is_lost
-
-
-def test_wait_for_the_first_message_ends_once_the_socket_is_closed(reading: SocketReaderThread) -> None:
-    waiter = threading.Thread(target=reading.reader.start_with_message)
-    waiter.start()
-    os.close(reading.receiver.fileno())
-    waiter.join(WAIT_S)
-    assert not waiter.is_alive()
-    reading.wait_for_end()
-    assert reading.reader.is_lost
+def test_no_message_is_seen_in_a_socket_that_is_closed_or_another_one(reading: SocketReaderThread) -> None:
+    number = reading.receiver.fileno()
+    reading.send(b"ours")
+    theirs, friend = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with theirs, friend:
+        friend.send(b"not ours")
+        os.dup2(theirs.fileno(), number)
+        assert not reading.reader.has_message
+    os.close(number)
+    assert not reading.reader.has_message
 
 
 def test_the_thread_of_a_reader_that_is_gone_ends(reading: SocketReaderThread) -> None:
@@ -122,14 +102,13 @@ sender.send(b'x')
 used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()
 most = resource.getrlimit(resource.RLIMIT_AS)
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), most[1]))  # no room for the stack of a thread
-for start in (reader.start, reader.start_with_message):
-    try:
-        start()
-    except OSError as error:
-        print(error.strerror)
+try:
+    reader.start()
+except OSError as error:
+    print(error.strerror)
 assert not (reader.is_receiving or reader.is_lost)
 resource.setrlimit(resource.RLIMIT_AS, most)
-reader.start_with_message()
+reader.start()
 print(reader.take(3600), reader.is_receiving)
 reader.stop()  # before its socket is closed
 """
@@ -139,4 +118,4 @@ def test_process_that_can_make_no_more_threads_gets_an_error_and_may_retry() -> 
     done = subprocess.run(
         [sys.executable, "-c", _FULL], capture_output=True, text=True, timeout=WAIT_S, check=False, env=os.environ
     )
-    assert (done.stdout, done.stderr) == ("Resource temporarily unavailable\n" * 2 + "[b'x'] True\n", "")
+    assert (done.stdout, done.stderr) == ("Resource temporarily unavailable\n[b'x'] True\n", "")
