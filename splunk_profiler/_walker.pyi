@@ -49,11 +49,13 @@ class Ticker(Generic[_Frame, _Stack]):
     def notify_trace_added(self) -> None:
         """Announce that a trace was added to the filter; required after each addition, from any thread."""
     def stop(self) -> None:
-        """Make `run` and `drain` return, for good. Idempotent; safe from any thread."""
+        """Make `run`, `drain` and `pause` return, for good. Idempotent; safe from any thread."""
     def capture(self, *, is_focused: bool = False) -> None:
         """Take one snapshot into the ring, on the calling thread. A failure counts as missed."""
+    def pause(self, timeout_ns: int, /) -> None:
+        """Wait `timeout_ns`, or until `stop` or SIGTERM (`sigterm_take`)."""
     def drain(self, timeout_ns: int, /) -> list[RawSnapshot]:
-        """Return the ring, oldest first; wait up to `timeout_ns` while it is empty and `run` may fill it."""
+        """Return the ring, oldest first; wait up to `timeout_ns` while it is empty, unless `pause` would not."""
     def on_gc_event(self, phase: str, info: dict[str, Any], /) -> None:
         """Record a collection. Runs no Python code, so that no signal handler can raise in it."""
     def drain_collections(self) -> list[RecordedEvent]:
@@ -214,8 +216,15 @@ def read_thread_stat(native_id: int, /) -> str:
     Does not release the GIL, which busy threads would keep for long.
     """
 
-def sigterm_open() -> int:
-    """Begin to listen for SIGTERM, end the previous listener, and return an id for `sigterm_wait`."""
+def sigterm_open(limit_ms: int, /) -> int:
+    """Begin to listen for SIGTERM, end the previous listener, and return an id for `sigterm_wait`.
+
+    After the signal, the process ends by it within `limit_ms`, whichever thread has the GIL. If the process sent it
+    itself, the main thread runs no more Python code.
+
+    Raises:
+        OSError: there is no timer for that.
+    """
 
 def sigterm_install() -> bool:
     """Have SIGTERM wake the listening thread instead of ending the process. Return True if it does.
@@ -224,12 +233,11 @@ def sigterm_install() -> bool:
     False without a listener, and in process 1, where the kernel ignores the signal.
     """
 
-def sigterm_wait(listener_id: int, limit_ms: int, /) -> bool:
-    """Wait for SIGTERM, without the GIL; return False if the listener has ended.
+def sigterm_wait(listener_id: int, /) -> None:
+    """Wait for SIGTERM or the end of the listener, without the GIL."""
 
-    After the signal, the process ends by it within `limit_ms`, whichever thread has the GIL. If the
-    process sent it itself, the main thread runs no more Python code.
-    """
+def sigterm_take() -> bool:
+    """Return True once, after SIGTERM has come: the caller is to have the process end."""
 
 def sigterm_close() -> bool:
     """Stop listening and restore the default action. Return False if SIGTERM came: the process is ending."""

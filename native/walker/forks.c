@@ -18,6 +18,7 @@
 #include "py_compat.h"
 
 #include "forks.h"
+#include "wakeups.h"
 
 #include <string.h>
 #include <sys/syscall.h>
@@ -359,6 +360,7 @@ void forks_close_all(void)
     }
     pthread_mutex_unlock(&process.mutex);
     atomic_fetch_sub(&process.locks_wanted, 1);
+    wakeups_send();
     Py_CLEAR(process.in_child);
 }
 

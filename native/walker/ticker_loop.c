@@ -273,7 +273,7 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
         && !compat_is_finalizing()) {
         capture_in_loop(ticker, self, tick->period_ns, until_ns);
     }
-    pthread_cond_broadcast(&ticker->loop.changed);
+    ticker_state_announce_snapshots(ticker);
 }
 
 /* Needs the mutex, and not the GIL. Return when the ticker has ended. */

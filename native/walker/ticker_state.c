@@ -4,6 +4,8 @@
 #include "allocations.h"
 #include "exceptions.h"
 #include "forks.h"
+#include "sigterm.h"
+#include "wakeups.h"
 
 #include <stdlib.h>
 
@@ -111,6 +113,7 @@ void ticker_state_stop(ticker_state *ticker)
     forks_lock(&ticker->loop.mutex);
     atomic_store(&ticker->loop.is_stopped, true);
     announce_change(ticker);
+    wakeups_send();
 }
 
 void ticker_state_capture_now(ticker_state *ticker, bool is_focused)
@@ -122,16 +125,28 @@ void ticker_state_capture_now(ticker_state *ticker, bool is_focused)
     if (!capture_snapshot(ticker, 0, is_focused, PyThreadState_Get())) {
         ticker_state_count(ticker, COUNTERS_missed, 1);
     }
-    forks_lock(&ticker->loop.mutex);
-    announce_change(ticker);
+    ticker_state_announce_snapshots(ticker);
 }
 
-void ticker_state_wait_ready(ticker_state *ticker, int64_t timeout_ns)
+void ticker_state_announce_snapshots(ticker_state *ticker)
 {
-    int64_t until_ns = monotonic_ns() + (timeout_ns < MAX_PERIOD_NS ? timeout_ns : MAX_PERIOD_NS);
-    pthread_mutex_lock(&ticker->loop.mutex);
-    while (atomic_load(&ticker->ring.ready) == 0 && !ticker_state_is_ended(ticker) && monotonic_ns() < until_ns) {
-        wait_on_condition(&ticker->loop.changed, &ticker->loop.mutex, until_ns);
+    if (atomic_load(&ticker->ring.ready) > 0 && atomic_exchange(&ticker->ring.is_awaited, false)) {
+        wakeups_send();
     }
-    pthread_mutex_unlock(&ticker->loop.mutex);
+}
+
+void ticker_state_wait(ticker_state *ticker, int64_t timeout_ns, bool wants_snapshot)
+{
+    const int64_t until_ns = monotonic_ns() + (timeout_ns < MAX_PERIOD_NS ? timeout_ns : MAX_PERIOD_NS);
+    while (monotonic_ns() < until_ns) {
+        unsigned count = wakeups_count();
+        if (wants_snapshot) {
+            atomic_store(&ticker->ring.is_awaited, true); /* first: who stores a snapshot later finds it */
+        }
+        if ((wants_snapshot && atomic_load(&ticker->ring.ready) > 0) || ticker_state_is_ended(ticker)
+            || sigterm_is_untaken()) {
+            return;
+        }
+        wakeups_wait(count, until_ns);
+    }
 }

@@ -117,6 +117,7 @@ typedef struct {
     raw_snapshot *oldest;
     raw_snapshot **end;      /* where the next one is linked in */
     atomic_size_t ready;     /* their number; atomic so that drain can read it without the GIL */
+    atomic_bool is_awaited;  /* a thread waits for the next one */
     raw_snapshot *discarded; /* the next drain releases their references */
     size_t discarded_count;
     raw_stack *stacks;
@@ -225,10 +226,10 @@ typedef struct {
 
 #define LOOK_DUE INT64_MIN /* no capture, only a look at event loops */
 
-/* ticker_loop.c and forks.c: the thread in run(), and those that wait for a snapshot. */
+/* ticker_loop.c and forks.c: the thread in run(). */
 typedef struct {
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* mutex: a snapshot is ready, periods have changed, or the end */
+    pthread_cond_t changed; /* mutex: a capture is done, periods have changed, or the end */
     bool is_running;        /* mutex */
     atomic_bool is_stopped; /* set under mutex */
     /* Set under mutex: the interpreter must not be used again (it ends, or this is a forked child). */
@@ -287,7 +288,9 @@ void ticker_state_set_look_period(ticker_state *ticker, int64_t look_ns); /* GIL
 void ticker_state_notify_trace_added(ticker_state *ticker);
 void ticker_state_stop(ticker_state *ticker);
 void ticker_state_capture_now(ticker_state *ticker, bool is_focused);
-void ticker_state_wait_ready(ticker_state *ticker, int64_t timeout_ns); /* GIL not held */
+void ticker_state_announce_snapshots(ticker_state *ticker); /* to the thread that waits for them */
+/* Wait for the end of the ticker or SIGTERM, and if `wants_snapshot` for a snapshot. GIL not held. */
+void ticker_state_wait(ticker_state *ticker, int64_t timeout_ns, bool wants_snapshot);
 
 static inline bool ticker_state_is_ended(ticker_state *ticker)
 {

@@ -102,18 +102,33 @@ static PyObject *ticker_capture(Ticker *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-static PyObject *ticker_drain(Ticker *self, PyObject *timeout)
+/* Return false with an exception. */
+static bool wait_for(Ticker *self, PyObject *timeout, bool wants_snapshot)
 {
     ticker_state *ticker = self->ticker_state;
     long long timeout_ns = PyLong_AsLongLong(timeout);
     if (timeout_ns == -1 && PyErr_Occurred()) {
-        return NULL;
+        return false;
     }
-    ticker_state_free_unreferenced(ticker);
-    if (timeout_ns > 0 && atomic_load(&ticker->ring.ready) == 0) {
+    if (timeout_ns > 0 && !(wants_snapshot && atomic_load(&ticker->ring.ready) > 0)) {
         Py_BEGIN_ALLOW_THREADS
-        ticker_state_wait_ready(ticker, timeout_ns);
+        ticker_state_wait(ticker, timeout_ns, wants_snapshot);
         Py_END_ALLOW_THREADS
+    }
+    return true;
+}
+
+static PyObject *ticker_pause(Ticker *self, PyObject *timeout)
+{
+    return none_if(wait_for(self, timeout, false));
+}
+
+static PyObject *ticker_drain(Ticker *self, PyObject *timeout)
+{
+    ticker_state *ticker = self->ticker_state;
+    ticker_state_free_unreferenced(ticker);
+    if (!wait_for(self, timeout, true)) {
+        return NULL;
     }
     PyObject *drained = PyList_New(0);
     if (drained == NULL) {
@@ -277,6 +292,7 @@ static PyMethodDef ticker_methods[] = {
     {"stop", (PyCFunction)ticker_stop, METH_NOARGS},
     {"notify_trace_added", (PyCFunction)ticker_notify_trace_added, METH_NOARGS},
     {"capture", (PyCFunction)(void (*)(void))ticker_capture, METH_VARARGS | METH_KEYWORDS},
+    {"pause", (PyCFunction)ticker_pause, METH_O},
     {"drain", (PyCFunction)ticker_drain, METH_O},
     {"on_gc_event", (PyCFunction)(void (*)(void))ticker_on_gc_event, METH_FASTCALL},
     {"drain_collections", (PyCFunction)ticker_drain_collections, METH_NOARGS},

@@ -107,6 +107,7 @@ class PortableTicker:
         self._frames: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
         self._filled = WakeEvent()
         self._wake = WakeEvent()
+        self._resume = WakeEvent()
         self._stopped = False
         self._periods = Periods(0, 0)
         self._has_full_captures = True
@@ -151,10 +152,16 @@ class PortableTicker:
         self._collections.close()
         self._wake.set()
         self._filled.set()
+        self._resume.set()
 
     def capture(self, *, is_focused: bool = False) -> None:
         """Take one snapshot into the ring, on the calling thread."""
         self._capture(0, 0, is_focused=is_focused)
+
+    def pause(self, timeout_ns: int) -> None:
+        """Wait `timeout_ns`, or until `stop`."""
+        if not self._stopped:
+            self._resume.wait(timeout_ns / 1e9)
 
     def drain(self, timeout_ns: int) -> list[RawSnapshot]:
         """Return the snapshots of the ring, oldest first; wait up to `timeout_ns` while it is empty."""

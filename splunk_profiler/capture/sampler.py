@@ -84,8 +84,7 @@ class Sampler:
         self._last_counters = TickerCounters()  # counters at the last addition to it
         self._is_stopping = False
         self._guard = Guard("the sampling thread")
-        self._stop_signal = WakeEvent()  # for the ticker's thread
-        self._pause_signal = WakeEvent()  # for the sampler's
+        self._stop_signal = WakeEvent()
         self._tick_thread = Worker("ticker", self._run_ticker)
         self._work_thread = Worker("sampler", self._run_sampler)
 
@@ -100,7 +99,6 @@ class Sampler:
         self._is_stopping = True
         self._ticker.stop()
         self._stop_signal.set()
-        self._pause_signal.set()
         ended = [thread.join(deadline_s - time.monotonic()) for thread in (self._work_thread, self._tick_thread)]
         return all(ended)
 
@@ -134,7 +132,7 @@ class Sampler:
                 return
             periods_ns = filter(None, (self._periods.all_ns, self._periods.focused_ns))
             interval_s = pace.interval_s(time.monotonic_ns(), self._service_cpu_ns(), min(periods_ns))
-            self._pause_signal.wait(drained_s + interval_s - time.monotonic())
+            self._ticker.pause(int((drained_s + interval_s - time.monotonic()) * 1e9))
 
     def _service_cpu_ns(self) -> int:
         return time.process_time_ns() - self._tick_thread.cpu_ns() - self._work_thread.cpu_ns()

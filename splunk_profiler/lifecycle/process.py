@@ -178,6 +178,7 @@ class ProcessProfiler:
         profiler = Profiler(
             resolved,
             self._on_fork_detected,
+            self._sigterm.look,
             self._runtime_id,
             parent=parent,
             is_forked_child=is_forked_child,
@@ -203,7 +204,7 @@ class ProcessProfiler:
             atexit.register(self._at_exit)
             self._register_child_exits()
             if resolved.samples or resolved.config.publishes_correlation:  # samples or spans may wait
-                self._sigterm.start()
+                self._sigterm.start(is_looked_for=profiler.looks_for_sigterm)
         except BaseException:
             self._stop_unfinished(0)
             raise

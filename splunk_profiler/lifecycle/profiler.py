@@ -42,6 +42,7 @@ class Profiler:
 
     Args:
         on_fork_in_child: called in a forked child where Python's fork hooks have not run.
+        look_for_sigterm: called by sampling, if `looks_for_sigterm`, which SIGTERM wakes for that.
         parent: the parent's profiler in a forked child, whose resources must not be used; else None.
         is_forked_child: True for the first run in a forked child, which continues the publishing of `parent`.
         has_lost_threads: True in a child that C code has forked; the interpreter lists threads that do not exist.
@@ -51,6 +52,7 @@ class Profiler:
         self,
         resolved: Resolved,
         on_fork_in_child: Callable[[], None],
+        look_for_sigterm: Callable[[], None],
         runtime_id: RuntimeId,
         *,
         parent: Profiler | None,
@@ -60,6 +62,7 @@ class Profiler:
         self.resolved = resolved
         self._has_lost_threads = has_lost_threads
         self._on_fork_in_child = on_fork_in_child
+        self._look_for_sigterm = look_for_sigterm
         self._runtime_id = runtime_id
         continued = parent if is_forked_child else None
         self._continues_publishing = continued is not None
@@ -68,6 +71,11 @@ class Profiler:
         if self._publishing is not None:
             is_often = resolved.config.enabled and resolved.config.call_stack_interval_ms <= 1000
             self._publishing.is_audited_by_sampling = self._sampling is not None and is_often
+
+    @property
+    def looks_for_sigterm(self) -> bool:
+        """True if a thread calls `look_for_sigterm`."""
+        return self._sampling is not None and self._sampling.is_native
 
     def start(self) -> bool:
         """Start sampling and publishing; return True if at least one of them runs.
@@ -173,7 +181,13 @@ class Profiler:
             parent=None if parent_sampling is None or self._has_lost_threads else parent_sampling.resource_tagger,
         )
         return sampling.Sampling(
-            self.resolved, self._on_fork_in_child, calls, tagger, choice=choice, parent=parent_sampling
+            self.resolved,
+            self._on_fork_in_child,
+            calls,
+            tagger,
+            choice=choice,
+            look_for_sigterm=self._look_for_sigterm,
+            parent=parent_sampling,
         )
 
     def _set_fork_callback(self, on_fork_in_child: Callable[[], None] | None) -> None:

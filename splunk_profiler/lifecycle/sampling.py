@@ -70,12 +70,14 @@ class Sampling:
         resource_tagger: ResourceTagger,
         *,
         choice: WalkerChoice,
+        look_for_sigterm: Callable[[], None],
         parent: Sampling | None,
     ) -> None:
         self._resolved = resolved = _usable_settings(resolved, choice)
         config = resolved.config
         self._publishing = publishing
         self._choice = choice
+        self._look_for_sigterm = look_for_sigterm
         self.resource_tagger = resource_tagger
         if parent is None:
             self._context_tracker = ContextTracker(spans.runtime_context(), spans.context_variable(), on_fork_in_child)
@@ -129,12 +131,8 @@ class Sampling:
         self._sampler.start()
         self._events.start()
         self.output.start()
-        logger.info(
-            "profiling %s with the %s walker; records go to %s",
-            _describe_sampling(config),
-            choice.name,
-            destinations.describe(self._resolved),
-        )
+        what, where = _describe_sampling(config), destinations.describe(self._resolved)
+        logger.info("profiling %s with the %s walker; records go to %s", what, choice.name, where)
 
     def stop(self, timeout_s: float) -> None:
         """Stop the threads and send what is gathered, within about `timeout_s` seconds. May be called again."""
@@ -268,7 +266,8 @@ class Sampling:
         self._is_audit_due = self._is_audit_due or not raw.is_focused
 
     def _send(self) -> None:
-        """Record what accompanies the snapshots, and send all; called at least once a second."""
+        """Record what accompanies the snapshots, and send all; called at least once a second, and at SIGTERM."""
+        self._look_for_sigterm()
         with self._auxiliary_guard.catching():
             self._record_auxiliary()
         self._send_taken()

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from marked_work import LEDGER, load_exporter, say, wait, work
 from opentelemetry import trace
@@ -48,6 +51,27 @@ def killing() -> None:
     _until_told()
     os.kill(os.getpid(), signal.SIGTERM)
     say("survived")
+
+
+def threadless() -> None:
+    """There is no room for the stack of another thread."""
+    used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))
+    with suppress(RuntimeError):
+        while True:  # stacks of threads that have ended are used again
+            threading.Thread(target=signal.pause, daemon=True).start()
+    killing()
+
+
+def timerless() -> None:
+    """The system gives no timer: the profiler starts, and SIGTERM ends the process at once."""
+    splunk_profiler.stop()
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, 0))
+        assert splunk_profiler.start()
+        killing()
+    say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def thread_raising() -> None:
@@ -151,8 +175,8 @@ def _until_told() -> None:
 _STATES = {
     function.__name__: function
     for function in (
-        waiting, busy, stuck, raising, killing, thread_raising, thread_killing, restoring, ignoring, stopped, forked,
-        multiprocessing_fork, multiprocessing_spawn,
+        waiting, busy, stuck, raising, killing, threadless, timerless, thread_raising, thread_killing, restoring,
+        ignoring, stopped, forked, multiprocessing_fork, multiprocessing_spawn,
     )
 }  # fmt: skip
 

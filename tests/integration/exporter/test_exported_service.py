@@ -59,8 +59,6 @@ def test_service_has_no_exporter_in_it_and_its_records_are_its_own(data_format: 
         settings = {
             "SPLUNK_PROFILER_DATA_FORMAT": data_format,
             "SPLUNK_PROFILER_EXPORT_INTERVAL": "200",
-            "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED": "false",  # its threads are not for profiling
-            "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED": "false",
         }
         with _service(receiver.url, **settings) as target:
             records = receiver.records(3)
@@ -71,8 +69,7 @@ def test_service_has_no_exporter_in_it_and_its_records_are_its_own(data_format: 
             assert target.finish() == 0, target.output
         wait_for_end(exporter)
     assert loaded["needless"] == []
-    # Two of them work; the third only waits for SIGTERM.
-    assert loaded["threads"] == [f"splunk-profiler-{name}" for name in ("sampler", "sigterm", "ticker")]
+    assert loaded["threads"] == [f"splunk-profiler-{name}" for name in ("sampler", "ticker")]
     for record in records:
         assert (record["resource"]["service.name"], record["resource"]["process.pid"]) == ("exported", target.pid)
 

@@ -82,6 +82,19 @@ def test_a_process_that_sends_itself_sigterm_runs_no_code_after_it(state: str, t
     wait_until(lambda: _is_marked(tmp_path, pid))
 
 
+def test_sigterm_ends_a_process_that_can_make_no_more_threads(tmp_path: Path) -> None:
+    _end_by_itself("threadless", tmp_path)
+
+
+def test_sigterm_ends_a_process_that_gets_no_timer(tmp_path: Path) -> None:
+    with Target("terminated.py", "timerless", env=_to_files(tmp_path)) as target:
+        target.line("ready")
+        target.tell("go")
+        assert target.json("child") == -signal.SIGTERM
+        assert target.finish() == 0, target.output
+        assert "survived" not in target.final_output()
+
+
 @pytest.mark.parametrize("state", ["raising", "killing", "restoring"])
 def test_a_process_that_sends_itself_sigterm_waits_for_its_exporter(state: str, tmp_path: Path) -> None:
     from exporter_processes import find_exporters  # noqa: PLC0415  # it needs the extension

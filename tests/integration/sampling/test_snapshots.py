@@ -89,8 +89,8 @@ def test_it_works_alone_and_with_no_thread_more_than_the_profiler(walker: str) -
     assert {record["attributes"][SOURCE] for record in records} == {"snapshot"}
     assert {record["trace_id"] for record in records} == {ledger["selected"]["trace_id"]}
     assert all("selected_work" in record["body"] for record in records if "compute" in record["body"])
-    exports = [] if walker == "native" else ["exporter"]  # else in a process of its own
-    assert ledger["own"] == [f"splunk-profiler-{role}" for role in (*exports, "sampler", "sigterm", "ticker")]
+    roles = ["sampler", "ticker"] if walker == "native" else ["exporter", "sampler", "sigterm", "ticker"]
+    assert ledger["own"] == [f"splunk-profiler-{role}" for role in roles]
 
 
 @BOTH_WALKERS

@@ -30,6 +30,7 @@ def profiler(tmp_path: Path) -> Iterator[Profiler]:
     made = Profiler(
         from_config(config, {}),
         lambda: None,
+        lambda: None,
         RuntimeId.new(),
         parent=None,
         is_forked_child=False,

@@ -88,7 +88,8 @@ def _make_sampling(
     resolved = from_config(config, {"OTEL_SERVICE_NAME": "shop"})
     tagger = ResourceTagger(RuntimeId.new(), on_spans=False)
     calls = calls or PublishingCalls()
-    return Sampling(resolved, lambda: None, calls, tagger, choice=choose_walker("native"), parent=parent)
+    choice = choose_walker("native")
+    return Sampling(resolved, lambda: None, calls, tagger, choice=choice, look_for_sigterm=lambda: None, parent=parent)
 
 
 def _start_sampling(output: StreamOutput, calls: PublishingCalls | None = None, data_format: str = "text") -> Sampling:
