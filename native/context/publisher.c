@@ -197,7 +197,11 @@ PyObject *publisher_install(PyObject *module, PyObject *args)
     while (installed_config.variable != NULL) { /* other threads run at its end, and may install */
         publisher_uninstall();
     }
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(config.all); i++) {
+    config.ids = PyUnicode_InternFromString("_context");
+    if (config.ids == NULL) {
+        return NULL;
+    }
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(config.all) - 1; i++) {
         Py_INCREF(config.all[i]);
     }
     installed_config = config;

@@ -39,7 +39,7 @@ HIDDEN bool is_identity(PyObject *object);
 HIDDEN UserLabels *take_user_labels(PyObject *value);
 HIDDEN extern bool user_labels_exist; /* false: no context needs to be searched for labels */
 
-/* publisher.c: the arguments of install, borrowed from the publisher. */
+/* publisher.c: the arguments of install and a name, borrowed from the publisher. */
 typedef union {
     struct {
         PyObject *variable;     /* OpenTelemetry's ContextVar */
@@ -48,8 +48,9 @@ typedef union {
         PyObject *attribute;    /* of a span, with its Identity, or None for a span that has none */
         PyObject *identify;     /* the callable that makes an Identity */
         PyObject *context_type; /* an instance of exactly this type never changes */
+        PyObject *ids;          /* the attribute of the SDK's spans with their SpanContext */
     };
-    PyObject *all[6];
+    PyObject *all[7];
 } publisher_config;
 
 HIDDEN PyObject *publisher_install(PyObject *module, PyObject *args);

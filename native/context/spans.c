@@ -66,20 +66,20 @@ static bool are_ids_valid(const encoded_span *ids)
 
 /* Read the ids of a span from its SpanContext. MISSING: remote or invalid. UNKNOWN: not such a span. Leaves no
  * exception. */
-static COLD lookup_result read_span_context(PyObject *span, encoded_span *ids)
+static lookup_result read_span_context(const publisher_config *config, PyObject *span, encoded_span *ids)
 {
     lookup_result result = UNKNOWN;
     PyObject *context = NULL;
-    PyObject *name = PyUnicode_InternFromString("_context"); /* the attribute of the SDK's spans */
-    if (name == NULL || compat_get_optional_attribute(span, name, &context) <= 0) {
-        goto error;
+    if (config->ids == NULL) {
+        return UNKNOWN; /* uninstalled */
     }
-    if (is_span_context(context) && read_ids(context, ids)) {
+    PyObject *name = Py_NewRef(config->ids); /* a span's own __getattr__ may uninstall */
+    if (compat_get_optional_attribute(span, name, &context) > 0 && is_span_context(context)
+        && read_ids(context, ids)) {
         result = are_ids_valid(ids) && PyTuple_GET_ITEM(context, 2) == Py_False ? FOUND : MISSING;
     }
-error:
     Py_XDECREF(context);
-    Py_XDECREF(name);
+    Py_DECREF(name);
     if (PyErr_Occurred()) {
         discard_exception();
     }
@@ -243,7 +243,7 @@ lookup_result spans_identify(const publisher_config *config, PyObject *span, Ide
     if (call == NULL) {
         return UNKNOWN;
     }
-    lookup_result found = read_span_context(span, &ids);
+    lookup_result found = read_span_context(config, span, &ids);
     if (publisher_active_config() == NULL) {
         goto done; /* reading may have run Python code, which may uninstall */
     }
@@ -280,7 +280,7 @@ static void inherit_local_root(const publisher_config *config, PyObject *context
     if (found == UNKNOWN && PyErr_Occurred()) {
         discard_exception();
     }
-    if (found != FOUND && read_span_context(parent, &parent_ids) != MISSING && publisher_active_config() != NULL) {
+    if (found != FOUND && read_span_context(config, parent, &parent_ids) != MISSING && publisher_active_config() != NULL) {
         (void)spans_identify(config, parent, &identity);
         publisher_publish(); /* restores what was shown before the parent was identified */
     }
@@ -296,7 +296,7 @@ static void assign_identity(PyTypeObject *type, const publisher_config *config, 
 {
     encoded_span ids;
     PyObject *context = NULL;
-    if (read_span_context(span, &ids) != FOUND || publisher_active_config() == NULL) {
+    if (read_span_context(config, span, &ids) != FOUND || publisher_active_config() == NULL) {
         return; /* it is identified when it becomes current */
     }
     if (parent_context != Py_None) {
