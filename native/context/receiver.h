@@ -1,8 +1,8 @@
 /* The messages of host profilers: datagrams of a socket, gathered without the GIL by a thread without a Python state.
  *
  * The kernel queues about eleven datagrams. Beside busy threads Python code waits tens of milliseconds for
- * the GIL, and the queue fills up sooner than that. Most processes never get a message, so the thread is only
- * made when `receiver_has_message` has found the first one. While the buffer is full nothing is read: senders
+ * the GIL, and the queue fills up sooner than that. Most processes never get a message, so by default the
+ * thread is only made when `receiver_has_message` has found the first one. While the buffer is full nothing is read: senders
  * get EAGAIN, and the process spends neither memory nor CPU time. Many short messages also fill the buffer.
  *
  * A forked child cannot use its parent's receiver: the thread is missing, and the lock may be held for ever.

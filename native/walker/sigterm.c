@@ -24,11 +24,13 @@
 #define INIT_PID    1                  /* for this process the kernel ignores signals with the default action */
 #define MAX_WAIT_NS (3600 * SECOND_NS) /* each wait is repeated */
 
+/* From RECEIVED on the process ends; from TAKEN on a thread of ours sees to that. */
+typedef enum { NOTHING, RECEIVED, TAKEN } sigterm_progress;
+
 static struct {
     atomic_int pid;          /* process with a listener; 0: none */
     atomic_uint listener_id; /* number of listeners opened so far */
-    atomic_bool is_received; /* after a SIGTERM the process ends */
-    atomic_bool is_untaken;  /* no thread has begun to end it yet */
+    atomic_int progress;     /* of that process: sigterm_progress */
     pid_t timer_pid;         /* process that has the timer; GIL */
     timer_t timer;           /* set before the first handler, and kept: a number of ours is never another's */
     int limit_ms;            /* likewise */
@@ -54,11 +56,17 @@ static void unblock_sigterm(void)
     (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
 }
 
+/* A forked child inherits the progress of its parent. */
+static bool is_received(pid_t pid)
+{
+    return pid == atomic_load(&sigterm_listener.pid) && atomic_load(&sigterm_listener.progress) != NOTHING;
+}
+
 /* A pending call that parks the main thread until the process ends. A child that is forked meanwhile inherits
  * it. */
 static int park_main_thread(void *unused)
 {
-    if (getpid() == atomic_load(&sigterm_listener.pid) && atomic_load(&sigterm_listener.is_received)) {
+    if (is_received(getpid())) {
         Py_BEGIN_ALLOW_THREADS
         for (;;) {
             (void)pause();
@@ -71,11 +79,11 @@ static int park_main_thread(void *unused)
 /* Let the main thread, which has sent the signal, run no more Python code. */
 static void park(bool has_gil)
 {
+    unblock_sigterm(); /* for the timer: there may be no other thread */
     if (has_gil) {
         (void)compat_add_main_pending_call(park_main_thread, NULL); /* if the queue is full, it goes on */
         return;
     }
-    unblock_sigterm(); /* for the timer: there may be no other thread */
     for (;;) {
         (void)pause(); /* C code would go on until it takes the GIL */
     }
@@ -100,18 +108,18 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
     /* A signal that a process sends to itself takes effect before the call returns (uvicorn ends so). No code
      * after that call may run. No other thread than the main thread can be parked; its `os.kill` has the GIL, so the
      * main thread does not have the GIL meanwhile. Nor does it in `signal.raise_signal`, but that is to the thread
-     * itself. So a main thread that has the GIL here is in its own `os.kill`, and in no lock of the pending calls. If C
-     * code on a thread without the GIL has sent the signal, it might be: then the time limit ends the process. */
+     * itself. So a main thread that has the GIL here is in its own `os.kill`, and has no lock of the pending calls. If C
+     * code on a thread without the GIL has sent the signal, it might: then the time limit ends the process. */
     const bool has_gil = compat_calling_thread() != NULL;
     const bool is_of_main = compat_is_main_thread() && (has_gil || info->si_code == SI_TKILL);
-    const bool is_over = info->si_code == SI_TIMER && atomic_load(&sigterm_listener.is_received);
+    const bool is_over = info->si_code == SI_TIMER && is_received(pid);
+    int progress = NOTHING;
     if (is_over || pid != atomic_load(&sigterm_listener.pid) || (is_from_self && !is_of_main)) {
         raise_by_default(pid);
         errno = saved;
         return;
     }
-    if (!atomic_exchange(&sigterm_listener.is_received, true)) {
-        atomic_store(&sigterm_listener.is_untaken, true);
+    if (atomic_compare_exchange_strong(&sigterm_listener.progress, &progress, RECEIVED)) {
         start_time_limit();
     }
     if (pid != atomic_load(&sigterm_listener.pid)) { /* closed meanwhile; no thread waits */
@@ -138,7 +146,7 @@ static void end_by_sigterm(void)
 
 bool sigterm_is_untaken(void)
 {
-    return atomic_load(&sigterm_listener.is_untaken);
+    return atomic_load(&sigterm_listener.progress) == RECEIVED && is_received(getpid());
 }
 
 /* A child of fork has no timer of its parent. */
@@ -163,8 +171,7 @@ static PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *limit)
         return NULL;
     }
     if (pid != atomic_load(&sigterm_listener.pid)) { /* the parent may be ending; this process got no signal */
-        atomic_store(&sigterm_listener.is_received, false);
-        atomic_store(&sigterm_listener.is_untaken, false);
+        atomic_store(&sigterm_listener.progress, NOTHING);
     }
     if (!make_timer(pid, limit_ms)) {
         return PyErr_SetFromErrno(PyExc_OSError);
@@ -186,7 +193,8 @@ static PyObject *sigterm_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
     if (is_our_handler(&now)) {
         Py_RETURN_TRUE;
     }
-    if ((now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
+    /* An action that the application sets while the process ends would get the signal of the time limit. */
+    if (!is_received(pid) && ((now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL)) {
         Py_RETURN_FALSE;
     }
     struct sigaction action = {.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK};
@@ -215,7 +223,9 @@ static PyObject *sigterm_wait(PyObject *Py_UNUSED(module), PyObject *given_id)
 
 static PyObject *sigterm_take(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    return PyBool_FromLong(atomic_exchange(&sigterm_listener.is_untaken, false));
+    int progress = RECEIVED;
+    return PyBool_FromLong(is_received(getpid())
+                           && atomic_compare_exchange_strong(&sigterm_listener.progress, &progress, TAKEN));
 }
 
 static PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
@@ -228,13 +238,13 @@ static PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
     if (sigaction(SIGTERM, NULL, &now) == 0 && is_our_handler(&now)) {
         restore_default_action();
     }
-    if (atomic_load(&sigterm_listener.is_received)) {
+    if (atomic_load(&sigterm_listener.progress) != NOTHING) {
         Py_RETURN_FALSE;
     }
     /* From now on our handler performs the default action, if a caller that saved it puts it back. */
     atomic_store(&sigterm_listener.pid, 0);
     /* A signal may have arrived just now: its handler may have seen the listener. */
-    if (atomic_load(&sigterm_listener.is_received)) {
+    if (atomic_load(&sigterm_listener.progress) != NOTHING) {
         atomic_store(&sigterm_listener.pid, pid);
         Py_RETURN_FALSE;
     }

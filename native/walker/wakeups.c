@@ -20,7 +20,10 @@ unsigned wakeups_count(void)
 void wakeups_wait(unsigned count, int64_t until_ns)
 {
     int64_t left_ns = until_ns - monotonic_ns();
-    struct timespec timeout = {.tv_sec = left_ns / SECOND_NS, .tv_nsec = left_ns % SECOND_NS};
+    /* As this system call has it everywhere; on 32 bits the timespec of a C library may be larger. */
+    struct {
+        long seconds, nanoseconds;
+    } timeout = {(long)(left_ns / SECOND_NS), (long)(left_ns % SECOND_NS)};
     if (left_ns > 0) {
         (void)syscall(SYS_futex, &wakeups, FUTEX_WAIT_PRIVATE, count, &timeout, NULL, 0);
     }

@@ -81,7 +81,8 @@ class Correlator:
         self._reader: Any = None
         self._closed_reader_counts = (0, 0)
         self._last_received = 0  # messages, by the last turn
-        self._on_closed: Callable[[], None] = lambda: None  # for that reader
+        # Of a reader without a thread, and what to call when its socket is lost; who takes it out starts the thread.
+        self._unstarted: dict[str, tuple[Any, Callable[[], None]]] = {}
         self._thread: Worker | None = None
         self._is_idle = False
         self._is_stopping = False
@@ -111,13 +112,14 @@ class Correlator:
         reader = self._make_reader(descriptor)
         if is_open is not None and not is_open():
             raise OSError(EBADF, "the socket was closed meanwhile")
-        self._reader, self._on_closed = reader, on_closed
+        self._reader = reader
         if not self._at_once and not self._deferral.is_active:
+            self._unstarted["reader"] = (reader, on_closed)
             return
         try:
             if self._at_once:
                 reader.start()
-            self._start_thread(reader)
+            self._start_thread(reader, on_closed)
         except BaseException:
             self.close()
             raise
@@ -131,12 +133,17 @@ class Correlator:
         Raises:
             RuntimeError: the process can make no more threads.
         """
-        reader = self._reader
-        if reader is not None and self._thread is None and reader.has_message:
-            self._start_thread(reader)
+        found = self._unstarted.get("reader")
+        if found is None or not found[0].has_message or self._unstarted.pop("reader", None) is not found:
+            return
+        try:
+            self._start_thread(*found)
+        except BaseException:
+            self._unstarted["reader"] = found
+            raise
 
-    def _start_thread(self, reader: Any) -> None:
-        thread = Worker("correlator", lambda: self._correlate(reader))
+    def _start_thread(self, reader: Any, on_closed: Callable[[], None]) -> None:
+        thread = Worker("correlator", lambda: self._correlate(reader, on_closed))
         thread.start()
         self._thread = thread
 
@@ -147,6 +154,7 @@ class Correlator:
 
     def close(self) -> None:
         """Receive no more messages. Transactions that wait stay."""
+        self._unstarted.clear()
         reader = self._reader
         if reader is not None:
             reader.stop()  # first: a signal handler may raise at any moment
@@ -181,6 +189,7 @@ class Correlator:
         self._closed_reader_counts = (0, 0)
         self._last_received = 0
         self._thread = None
+        self._unstarted = {}
         self._is_idle = self._is_stopping = False
         self._submitted = []
         self._wake_event = WakeEvent()
@@ -239,7 +248,7 @@ class Correlator:
             self._deferral.attach(processors)
         return True
 
-    def _correlate(self, reader: Any) -> None:
+    def _correlate(self, reader: Any, on_closed: Callable[[], None]) -> None:
         while self._reader is reader and not (reader.is_lost or reader.is_stopped):
             # Transactions that wait are forwarded without a message, also if no thread can be made.
             for step in (reader.start, partial(self._correlate_once, reader)):
@@ -250,7 +259,7 @@ class Correlator:
                     self._wake_event.wait(_MAX_PAUSE_S)  # it may fail each time
         if self._reader is reader and reader.is_lost:
             with self._guard.catching():
-                self._on_closed()
+                on_closed()
 
     def _correlate_once(self, reader: Any) -> None:
         submitted, self._submitted = self._submitted, []

@@ -156,12 +156,12 @@ class ProcessPublisher:
         message_socket = self._message_socket
         if message_socket is not None and not message_socket.is_open:
             self._reopen()
-        self._correlator.look()
         self._extension.refresh()
         compared, repaired = self._extension.audit()
         if repaired:
             text = f"{repaired} of {compared} threads showed host profilers another context than theirs; now repaired"
             self._once_log.log(text, logging.DEBUG)
+        self._correlator.look()  # last: it may raise
 
     def hold_for_fork(self, timeout_s: float) -> None:
         """Keep other threads from making the process visible. Two threads may fork at once."""

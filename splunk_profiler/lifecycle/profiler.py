@@ -69,8 +69,7 @@ class Profiler:
         self._publishing: Publishing | None = self._make_publishing() if continued is None else continued._publishing
         self._sampling: Sampling | None = self._make_sampling(parent) if resolved.samples else None
         if self._publishing is not None:
-            is_often = resolved.config.enabled and resolved.config.call_stack_interval_ms <= 1000
-            self._publishing.is_audited_by_sampling = self._sampling is not None and is_often
+            self._publishing.is_audited_by_sampling = self._sampling is not None
 
     @property
     def looks_for_sigterm(self) -> bool:

@@ -31,7 +31,7 @@ class Publishing:
     """One run of publishing, from start to stop; a forked child continues it.
 
     Attributes:
-        is_audited_by_sampling: True if sampling calls `audit`, once a second at most; else our thread does, and stays.
+        is_audited_by_sampling: True if sampling calls `audit`, once a second; else our thread does, and stays.
             Set before the start.
         publisher, correlator: no fork may interrupt what they do.
     """

@@ -69,7 +69,7 @@ class SigtermHandler:
         if extension is not None and extension.sigterm_take():
             try:
                 Worker("sigterm", lambda: self._end(extension)).start()
-            except RuntimeError:  # no more threads
+            except (RuntimeError, MemoryError):  # no more threads
                 extension.sigterm_end_process()
 
     def stop(self) -> None:

@@ -6,10 +6,12 @@ sends a signal itself, it waits for a line on standard input.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -72,6 +74,41 @@ def timerless() -> None:
         assert splunk_profiler.start()
         killing()
     say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def forking() -> None:
+    """A child that is forked between the signal and the end of its parent."""
+    _get_signal_with_gil()
+    if os.fork() == 0:
+        sys.setswitchinterval(0.005)
+        assert splunk_profiler.start()
+        _work()
+        say("child", os.getpid())
+        _until_told()
+        say("goes on")
+        splunk_profiler.stop()
+        os._exit(0)
+    signal.pause()
+
+
+def changing() -> None:
+    """The application ignores the signal when it has come already, and then keeps the GIL."""
+    _get_signal_with_gil()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stuck()
+
+
+def _get_signal_with_gil() -> None:
+    """Return when another process has sent SIGTERM, and no other thread has had the GIL since."""
+    holding_gil, answer = ctypes.PyDLL(None), ctypes.create_string_buffer(8)
+    command = ["sh", "-c", f"read line; kill -TERM {os.getpid()}; echo sent"]
+    sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert sender.stdin is not None
+    assert sender.stdout is not None
+    sys.setswitchinterval(3600)
+    holding_gil.write(sender.stdin.fileno(), b"go\n", 3)
+    holding_gil.read(sender.stdout.fileno(), answer, len(answer))
+    assert answer.value == b"sent\n"
 
 
 def thread_raising() -> None:
@@ -175,8 +212,8 @@ def _until_told() -> None:
 _STATES = {
     function.__name__: function
     for function in (
-        waiting, busy, stuck, raising, killing, threadless, timerless, thread_raising, thread_killing, restoring,
-        ignoring, stopped, forked, multiprocessing_fork, multiprocessing_spawn,
+        waiting, busy, stuck, raising, killing, threadless, timerless, forking, changing, thread_raising,
+        thread_killing, restoring, ignoring, stopped, forked, multiprocessing_fork, multiprocessing_spawn,
     )
 }  # fmt: skip
 

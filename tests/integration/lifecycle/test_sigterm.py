@@ -95,6 +95,19 @@ def test_sigterm_ends_a_process_that_gets_no_timer(tmp_path: Path) -> None:
         assert "survived" not in target.final_output()
 
 
+def test_child_that_is_forked_before_the_end_of_its_parent_goes_on(tmp_path: Path) -> None:
+    with Target("terminated.py", "forking", env=_to_files(tmp_path)) as target:
+        assert target.json("child") != target.pid
+        target.tell("go")
+        target.line("goes on")
+        assert target.finish() == -signal.SIGTERM, target.output
+
+
+def test_sigterm_ends_a_process_that_ignores_it_afterwards(tmp_path: Path) -> None:
+    with Target("terminated.py", "changing", env=_to_files(tmp_path)) as target:
+        assert target.finish() == -signal.SIGTERM, target.output
+
+
 @pytest.mark.parametrize("state", ["raising", "killing", "restoring"])
 def test_a_process_that_sends_itself_sigterm_waits_for_its_exporter(state: str, tmp_path: Path) -> None:
     from exporter_processes import find_exporters  # noqa: PLC0415  # it needs the extension
