@@ -49,13 +49,15 @@ class Ticker(Generic[_Frame, _Stack]):
     def notify_trace_added(self) -> None:
         """Announce that a trace was added to the filter; required after each addition, from any thread."""
     def stop(self) -> None:
-        """Make `run`, `drain` and `pause` return, for good. Idempotent; safe from any thread."""
+        """Make `run` and `drain` return, for good. Idempotent; safe from any thread."""
     def capture(self, *, is_focused: bool = False) -> None:
         """Take one snapshot into the ring, on the calling thread. A failure counts as missed."""
-    def pause(self, timeout_ns: int, /) -> None:
-        """Wait `timeout_ns`, or until `stop` or SIGTERM (`sigterm_take`)."""
-    def drain(self, timeout_ns: int, /) -> list[RawSnapshot]:
-        """Return the ring, oldest first; wait up to `timeout_ns` while it is empty, unless `pause` would not."""
+    def drain(self, timeout_ns: int, pause_ns: int = 0, /) -> list[RawSnapshot]:
+        """Return the ring, oldest first: after `pause_ns`, and up to `timeout_ns` more while it is empty.
+
+        `stop` and SIGTERM (`sigterm_take`) end both waits. They are one: beside busy threads, each costs a wait for the
+        GIL, and threads that often release it wake the waiting one each time.
+        """
     def on_gc_event(self, phase: str, info: dict[str, Any], /) -> None:
         """Record a collection. Runs no Python code, so that no signal handler can raise in it."""
     def drain_collections(self) -> list[RecordedEvent]:

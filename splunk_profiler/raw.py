@@ -6,7 +6,7 @@ Imports the model only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Thread as PythonThread
 from typing import Any, NamedTuple
@@ -143,6 +143,20 @@ class RawEvent:
     event: Event
     labels: tuple[tuple[str, str], ...] = ()
     live_id: int = 0
+
+
+class TraceFilter(NamedTuple):
+    """The selected traces, whose threads are also captured in between: in focused captures.
+
+    Attributes:
+        traces: trace ids as keys; changed in single operations, on any thread. Read at each tick.
+        span_key: key of the span in a context.
+        trace_of: returns the trace id of a context's span, or 0.
+    """
+
+    traces: dict[int, Any]
+    span_key: str
+    trace_of: Callable[[Any], int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,30 @@ static inline bool compat_wants_gil(const PyThreadState *state)
 #endif
 }
 
+/* Ask for the GIL, which the calling thread takes next, as CPython does after a wait of 5 ms. Until it is asked for, each
+ * thread that gives it up for a moment wakes the thread that waits, and has it again before that runs. Whoever gives it
+ * up on request waits until another thread has it. Needs no GIL; the interpreter must not have ended. */
+static inline void compat_request_gil(PyInterpreterState *interp)
+{
+    struct _gil_runtime_state *gil = compat_gil(interp);
+    if (gil == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&gil->mutex); /* the holder needs it to release the GIL, so it does not end meanwhile */
+    if (compat_is_gil_locked(gil)) {
+#if PY_VERSION_HEX >= 0x030D0000
+        PyThreadState *holder = __atomic_load_n((PyThreadState *const *)&gil->last_holder, __ATOMIC_RELAXED);
+        if (holder != NULL) {
+            _Py_atomic_or_uintptr(&holder->eval_breaker, _PY_GIL_DROP_REQUEST_BIT);
+        }
+#else
+        _Py_atomic_store_relaxed(&interp->ceval.gil_drop_request, 1);
+        _Py_atomic_store_relaxed(&interp->ceval.eval_breaker, 1);
+#endif
+    }
+    pthread_mutex_unlock(&gil->mutex);
+}
+
 /* In a forked child: unlock the GIL, whichever thread held it. */
 static inline void compat_force_release_gil(PyInterpreterState *interp)
 {

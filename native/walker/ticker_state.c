@@ -150,3 +150,11 @@ void ticker_state_wait(ticker_state *ticker, int64_t timeout_ns, bool wants_snap
         wakeups_wait(count, until_ns);
     }
 }
+
+void ticker_state_take_gil(ticker_state *ticker, PyThreadState *self)
+{
+    if (!atomic_load(&ticker->loop.is_closed)) {
+        compat_request_gil(ticker->interp);
+    }
+    PyEval_RestoreThread(self);
+}

@@ -229,7 +229,7 @@ typedef struct {
 /* ticker_loop.c and forks.c: the thread in run(). */
 typedef struct {
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* mutex: a capture is done, periods have changed, or the end */
+    pthread_cond_t changed; /* mutex: periods have changed, a fork wants the GIL, or the end */
     bool is_running;        /* mutex */
     atomic_bool is_stopped; /* set under mutex */
     /* Set under mutex: the interpreter must not be used again (it ends, or this is a forked child). */
@@ -291,6 +291,7 @@ void ticker_state_capture_now(ticker_state *ticker, bool is_focused);
 void ticker_state_announce_snapshots(ticker_state *ticker); /* to the thread that waits for them */
 /* Wait for the end of the ticker or SIGTERM, and if `wants_snapshot` for a snapshot. GIL not held. */
 void ticker_state_wait(ticker_state *ticker, int64_t timeout_ns, bool wants_snapshot);
+void ticker_state_take_gil(ticker_state *ticker, PyThreadState *self); /* soon, unless others wait for it, too */
 
 static inline bool ticker_state_is_ended(ticker_state *ticker)
 {

@@ -102,33 +102,19 @@ static PyObject *ticker_capture(Ticker *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-/* Return false with an exception. */
-static bool wait_for(Ticker *self, PyObject *timeout, bool wants_snapshot)
+static PyObject *ticker_drain(Ticker *self, PyObject *args)
 {
     ticker_state *ticker = self->ticker_state;
-    long long timeout_ns = PyLong_AsLongLong(timeout);
-    if (timeout_ns == -1 && PyErr_Occurred()) {
-        return false;
-    }
-    if (timeout_ns > 0 && !(wants_snapshot && atomic_load(&ticker->ring.ready) > 0)) {
-        Py_BEGIN_ALLOW_THREADS
-        ticker_state_wait(ticker, timeout_ns, wants_snapshot);
-        Py_END_ALLOW_THREADS
-    }
-    return true;
-}
-
-static PyObject *ticker_pause(Ticker *self, PyObject *timeout)
-{
-    return none_if(wait_for(self, timeout, false));
-}
-
-static PyObject *ticker_drain(Ticker *self, PyObject *timeout)
-{
-    ticker_state *ticker = self->ticker_state;
-    ticker_state_free_unreferenced(ticker);
-    if (!wait_for(self, timeout, true)) {
+    long long timeout_ns, pause_ns = 0;
+    if (!PyArg_ParseTuple(args, "L|L:drain", &timeout_ns, &pause_ns)) {
         return NULL;
+    }
+    ticker_state_free_unreferenced(ticker);
+    if (pause_ns > 0 || (timeout_ns > 0 && atomic_load(&ticker->ring.ready) == 0)) {
+        PyThreadState *self_thread = PyEval_SaveThread();
+        ticker_state_wait(ticker, pause_ns, false);
+        ticker_state_wait(ticker, timeout_ns, true);
+        ticker_state_take_gil(ticker, self_thread);
     }
     PyObject *drained = PyList_New(0);
     if (drained == NULL) {
@@ -292,8 +278,7 @@ static PyMethodDef ticker_methods[] = {
     {"stop", (PyCFunction)ticker_stop, METH_NOARGS},
     {"notify_trace_added", (PyCFunction)ticker_notify_trace_added, METH_NOARGS},
     {"capture", (PyCFunction)(void (*)(void))ticker_capture, METH_VARARGS | METH_KEYWORDS},
-    {"pause", (PyCFunction)ticker_pause, METH_O},
-    {"drain", (PyCFunction)ticker_drain, METH_O},
+    {"drain", (PyCFunction)ticker_drain, METH_VARARGS},
     {"on_gc_event", (PyCFunction)(void (*)(void))ticker_on_gc_event, METH_FASTCALL},
     {"drain_collections", (PyCFunction)ticker_drain_collections, METH_NOARGS},
     {"reads_tasks", (PyCFunction)ticker_reads_tasks, METH_VARARGS},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import accumulate, chain, islice, repeat
 from operator import attrgetter
@@ -40,12 +40,6 @@ class ThreadWalk(NamedTuple):
     truncated: bool
     context: Any | None
     labels: Any | None
-
-
-def is_gil_enabled() -> bool:
-    """Return True if the GIL is on. A free-threaded build may turn it on, and does so for some imports."""
-    enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # CPython 3.13
-    return enabled is None or enabled()
 
 
 def has_other_interpreters() -> bool:

@@ -22,14 +22,22 @@ from splunk_profiler.capture.frames import (
     collect_locations,
     gc_disabled,
     has_other_interpreters,
-    is_gil_enabled,
     top_frames,
 )
 from splunk_profiler.capture.portable_gc import CollectionLog
-from splunk_profiler.capture.schedule import Schedule, TraceFilter
+from splunk_profiler.capture.schedule import Schedule
 from splunk_profiler.model import Frame, Stack
-from splunk_profiler.raw import STATE_RUNNING, Periods, RawSnapshot, RawThread, RecordedEvent, TickerCounters
+from splunk_profiler.raw import (
+    STATE_RUNNING,
+    Periods,
+    RawSnapshot,
+    RawThread,
+    RecordedEvent,
+    TickerCounters,
+    TraceFilter,
+)
 from splunk_profiler.system.clocks import boottime_ns
+from splunk_profiler.system.gil import is_gil_enabled
 from splunk_profiler.system.threads import WakeEvent, active_threads, cpu_ns_or_zero, real_get_ident
 
 _MAX_CACHED_FRAMES = 16_384
@@ -158,13 +166,10 @@ class PortableTicker:
         """Take one snapshot into the ring, on the calling thread."""
         self._capture(0, 0, is_focused=is_focused)
 
-    def pause(self, timeout_ns: int) -> None:
-        """Wait `timeout_ns`, or until `stop`."""
-        if not self._stopped:
-            self._resume.wait(timeout_ns / 1e9)
-
-    def drain(self, timeout_ns: int) -> list[RawSnapshot]:
-        """Return the snapshots of the ring, oldest first; wait up to `timeout_ns` while it is empty."""
+    def drain(self, timeout_ns: int, pause_ns: int = 0) -> list[RawSnapshot]:
+        """Return the ring, oldest first: after `pause_ns`, and up to `timeout_ns` more while it is empty."""
+        if pause_ns > 0 and not self._stopped:
+            self._resume.wait(pause_ns / 1e9)
         if not self._ring and not self._stopped:
             self._filled.wait(timeout_ns / 1e9)
         drained: list[RawSnapshot] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from splunk_profiler.capture.snapshot_writer import writer_type
@@ -209,7 +210,7 @@ class StreamRecorder:
                 event.event.count,
                 event.event.amount,
                 event.live_id,
-                json_object(dict(event.event.labels)),
+                _labels_text(event.event.labels),
             )
         )
 
@@ -272,6 +273,11 @@ class StreamRecorder:
 
     def _write_thread(self, info: ThreadInfo) -> None:
         self._writer.thread(ThreadRecord(info.number, info.ident, info.native_id, *info.start_ns, info.name))
+
+
+@lru_cache(maxsize=256)
+def _labels_text(labels: Labels) -> str:
+    return json_object(dict(labels))
 
 
 def to_boottime_ns(time_ns: int) -> int:

@@ -18,8 +18,8 @@ from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent, Worker
 
 _DRAIN_TIMEOUT_NS = 500_000_000
-_DRAIN_INTERVAL_S = 0.05  # what a killed process loses is no older than that
-_IDLE_DRAIN_INTERVAL_S = 0.2  # each drain wakes two processes, and an idle one has hardly anything to lose
+_DRAIN_INTERVAL_NS = 50_000_000  # what a killed process loses is no older than that
+_IDLE_DRAIN_INTERVAL_NS = 200_000_000  # each drain wakes two processes, and an idle one has hardly anything to lose
 _IDLE_DIVISOR = 50  # it uses less than this part of a processor
 _MAX_WAITING = 64  # snapshots; the ring has 256
 _MAX_CAPTURE_COST_NS = 2_000_000  # longer ones were interrupted: this is wall time, not CPU time
@@ -46,13 +46,13 @@ class DrainPace:
     def __init__(self, now_ns: int, service_cpu_ns: int) -> None:
         self._looked_ns, self._service_cpu_ns = now_ns, service_cpu_ns
 
-    def interval_s(self, now_ns: int, service_cpu_ns: int, period_ns: int) -> float:
-        """Return the time to the next drain, in seconds, by the CPU time of the service since the last call."""
+    def interval_ns(self, now_ns: int, service_cpu_ns: int, period_ns: int) -> int:
+        """Return the time to the next drain, by the CPU time of the service since the last call."""
         used_ns, elapsed_ns = service_cpu_ns - self._service_cpu_ns, now_ns - self._looked_ns
         self._looked_ns, self._service_cpu_ns = now_ns, service_cpu_ns
         if used_ns * _IDLE_DIVISOR >= elapsed_ns:
-            return _DRAIN_INTERVAL_S
-        return max(min(_IDLE_DRAIN_INTERVAL_S, period_ns * _MAX_WAITING / 1e9), _DRAIN_INTERVAL_S)
+            return _DRAIN_INTERVAL_NS
+        return max(min(_IDLE_DRAIN_INTERVAL_NS, period_ns * _MAX_WAITING), _DRAIN_INTERVAL_NS)
 
 
 class Sampler:
@@ -110,19 +110,18 @@ class Sampler:
                 self._stop_signal.wait(self._base_ns / 1e9)
 
     def _run_sampler(self) -> None:
-        drained_s = 0.0
+        pause_ns = 0
         pace = DrainPace(time.monotonic_ns(), self._service_cpu_ns())
         while True:
             is_stopping = self._is_stopping  # read first: snapshots from before the stop are drained
             with self._guard.catching():
-                for raw in self._ticker.drain(_DRAIN_TIMEOUT_NS):
+                for raw in self._ticker.drain(_DRAIN_TIMEOUT_NS, pause_ns):
                     with self._guard.catching():
                         self._handle(raw)
                     # The cost of a full capture includes the focused ones after it.
                     if not raw.is_focused and self._configured.is_all_threads_base:
                         with self._guard.catching():
                             self._apply_limit()
-                drained_s = time.monotonic()
                 with self._guard.catching():
                     self._on_drained()
                 if not self._configured.is_all_threads_base:
@@ -131,8 +130,7 @@ class Sampler:
             if is_stopping:
                 return
             periods_ns = filter(None, (self._periods.all_ns, self._periods.focused_ns))
-            interval_s = pace.interval_s(time.monotonic_ns(), self._service_cpu_ns(), min(periods_ns))
-            self._ticker.pause(int((drained_s + interval_s - time.monotonic()) * 1e9))
+            pause_ns = pace.interval_ns(time.monotonic_ns(), self._service_cpu_ns(), min(periods_ns))
 
     def _service_cpu_ns(self) -> int:
         return time.process_time_ns() - self._tick_thread.cpu_ns() - self._work_thread.cpu_ns()

@@ -6,26 +6,11 @@ Values and arithmetic of the portable ticker; the native one's are in `native/wa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from splunk_profiler.raw import Periods
 
 NEVER_NS = sys.maxsize
-
-
-class TraceFilter(NamedTuple):
-    """The selected traces, whose threads are also captured in between: in focused captures.
-
-    Attributes:
-        traces: trace ids as keys; changed in single operations, on any thread. Read at each tick.
-        span_key: key of the span in a context.
-        trace_of: returns the trace id of a context's span, or 0.
-    """
-
-    traces: dict[int, Any]
-    span_key: str
-    trace_of: Callable[[Any], int]
 
 
 class Tick(NamedTuple):

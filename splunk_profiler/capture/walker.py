@@ -7,16 +7,15 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from splunk_profiler.capture.frames import is_gil_enabled
-from splunk_profiler.capture.portable import PortableTicker
-from splunk_profiler.capture.portable_gc import CollectionLog
-from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.model import Frame, Stack
+from splunk_profiler.raw import TraceFilter
+from splunk_profiler.system.gil import is_gil_enabled
 from splunk_profiler.system.threads import active_threads
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
+    from splunk_profiler.capture.portable import PortableTicker
 
 Ticker: TypeAlias = "_walker.Ticker[Frame, Stack] | PortableTicker"  # same methods; `_walker.pyi` documents them
 _RING_SIZE = 256
@@ -57,10 +56,12 @@ def make_ticker(
     labels_of: Callable[[int], Any | None] | None = None,
     trace_filter: TraceFilter | None = None,
     exception_interval: int = 1,
+    collection_interval_ns: int = 10_000_000,
     skips_quiet: bool = False,
 ) -> Ticker:
     """Make a ticker of the chosen kind, which keeps `max_depth` frames of a stack, from the leaf.
 
+    Of each generation it keeps one collection of garbage in `collection_interval_ns`, which stands for the others.
     With `skips_quiet` the native one only counts deadlines at which no thread has run since the previous capture.
     The native walker reads `context_var`, `labels_var`; the portable one calls `context_of`, `labels_of` with idents.
     """
@@ -78,8 +79,12 @@ def make_ticker(
             trace_filter=None if trace_filter is None else (trace_filter.traces, trace_filter.span_key),
             threads=active_threads(),
             exception_interval=exception_interval,
+            min_collection_interval_ns=collection_interval_ns,
             skips_quiet=skips_quiet,
         )
+    from splunk_profiler.capture.portable import PortableTicker  # noqa: PLC0415  # needless where the native one serves
+    from splunk_profiler.capture.portable_gc import CollectionLog  # noqa: PLC0415
+
     return PortableTicker(
         context_of=context_of,
         labels_of=labels_of,
@@ -87,6 +92,6 @@ def make_ticker(
         make_frame=symbolizer.frame,
         make_stack=Stack,
         ring_size=_RING_SIZE,
-        collections=CollectionLog(context_var, labels_var, max_depth),
+        collections=CollectionLog(context_var, labels_var, max_depth, collection_interval_ns),
         trace_filter=trace_filter,
     )

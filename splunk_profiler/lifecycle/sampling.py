@@ -19,7 +19,6 @@ from splunk_profiler.capture.events import EventSources, make_sources
 from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
 from splunk_profiler.capture.sampler import OverheadLimit, Sampler
-from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.config import Config, Resolved
 from splunk_profiler.config.parsers import StreamDirectory
@@ -33,7 +32,7 @@ from splunk_profiler.otel.context_tracker import ContextTracker
 from splunk_profiler.otel.local_roots import LocalRootTracker
 from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.otel.trace_selector import TraceSelector
-from splunk_profiler.raw import Periods, RawSnapshot
+from splunk_profiler.raw import Periods, RawSnapshot, TraceFilter
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.user_labels import sample_labels
@@ -41,6 +40,7 @@ from splunk_profiler.user_labels.label_tracker import LabelTracker
 from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER
 
 _FIRST_SEND_S = 0.5  # for the exporter process to be ready when the first samples come
+_MIN_COLLECTION_NS, _MAX_COLLECTION_NS = 10_000_000, 50_000_000  # between two that are kept
 _AUDIT_S = 1.0  # between two audits of what is published: beside busy threads, each waits for the GIL
 
 
@@ -48,8 +48,7 @@ class PublishingCalls(NamedTuple):
     """The calls with which publishing serves sampling. The defaults are for a process that publishes nothing.
 
     Attributes:
-        audit: compares what threads publish; called after snapshots of all threads, once a second at most, on
-            the sampler thread; never raises.
+        audit: compares what threads publish; called once a second, on the sampler thread; never raises.
         enrich_resource: adds to a resource what host profilers have sent.
         local_root_of: returns the id of a span's local root if it is published, else None.
     """
@@ -98,7 +97,7 @@ class Sampling:
         self._event_guard = Guard("recording events")
         self._auxiliary_guard = Guard("recording resource, names and traces")
         self._output_guard = Guard("exporting in this process")
-        self._is_audit_due = self._is_ended = self._has_sent = False
+        self._is_ended = self._has_sent = False
         self._next_audit_s = 0.0
         self._sends_from_s = inf  # the end of a wait for samples
         self._has_warned_of_limit = False
@@ -187,6 +186,7 @@ class Sampling:
             labels_of=self._label_tracker.value_of,
             trace_filter=None if selector is None else TraceFilter(selector.traces, spans.SPAN_KEY, spans.trace_id),
             exception_interval=config.exceptions_interval,
+            collection_interval_ns=min(max(self._periods.base_ns // 20, _MIN_COLLECTION_NS), _MAX_COLLECTION_NS),
             skips_quiet=not config.include_internal_stacks,
         )
 
@@ -263,7 +263,6 @@ class Sampling:
     def _handle(self, raw: RawSnapshot) -> None:
         self._record_traces()
         self._recorder.record_snapshot(raw)
-        self._is_audit_due = self._is_audit_due or not raw.is_focused
 
     def _send(self) -> None:
         """Record what accompanies the snapshots, and send all; called at least once a second, and at SIGTERM."""
@@ -313,8 +312,9 @@ class Sampling:
         self._recorder.record_start(self.output.settings(self._resolved))
 
     def _record_auxiliary(self) -> None:
-        if self._is_audit_due and time.monotonic() >= self._next_audit_s:
-            self._is_audit_due, self._next_audit_s = False, time.monotonic() + _AUDIT_S
+        now_s = time.monotonic()
+        if now_s >= self._next_audit_s:
+            self._next_audit_s = now_s + _AUDIT_S
             self._publishing.audit()
         self._recorder.record_renamed_threads()
         for event in self._events.drain():

@@ -31,7 +31,7 @@ class _Layout(Generic[_T]):
         fixed_count = sum(code is not None for code in codes)
         if None in codes[:fixed_count]:
             raise TypeError(f"{record_type.__name__} must have its fields of fixed size first")
-        self._number = number
+        self._number, self._record_type = number, record_type
         self._make = maker(record_type)
         fixed = "".join(code or "" for code in codes)
         self._fixed = Struct("<" + fixed)
@@ -39,20 +39,19 @@ class _Layout(Generic[_T]):
         self._trace_id = names.index("trace_id") if "trace_id" in names else None
         self._fixed_count = fixed_count
         variable = [_variable(hint) for hint in list(hints.values())[fixed_count:]]
-        self._encoders = [encode for encode, _ in variable]
+        self._encoders = [(place, encode) for place, (encode, _) in enumerate(variable, fixed_count)]
         self._decoders = [decode for _, decode in variable]
 
     def encode(self, record: Any) -> bytes:
-        fixed = record[: self._fixed_count]
         at = self._trace_id
         if at is not None:
-            fixed = (*fixed[:at], fixed[at].to_bytes(16, "big"), *fixed[at + 1 :])
-        rest = b""
-        for encode, value in zip(self._encoders, record[self._fixed_count :], strict=True):
-            rest += encode(value)
+            record = (*record[:at], record[at].to_bytes(16, "big"), *record[at + 1 :])
+        if not self._encoders:
+            return self._prefixed.pack(self._fixed.size + 1, self._number, *record)
+        rest = b"".join([encode(record[place]) for place, encode in self._encoders])
         size = self._fixed.size + len(rest)
-        check_size(size, type(record))
-        return self._prefixed.pack(size + 1, self._number, *fixed) + rest
+        check_size(size, self._record_type)
+        return self._prefixed.pack(size + 1, self._number, *record[: self._fixed_count]) + rest
 
     def decode(self, data: bytes, position: int, end: int) -> tuple[_T, int]:
         after = _check_end(position + self._fixed.size, end)

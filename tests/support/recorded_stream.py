@@ -12,10 +12,9 @@ from typing import Any
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
-from splunk_profiler.capture.schedule import TraceFilter
 from splunk_profiler.capture.walker import choose_walker, make_ticker
 from splunk_profiler.model import Event, SpanRef
-from splunk_profiler.raw import Periods, RawEvent, RawSnapshot
+from splunk_profiler.raw import Periods, RawEvent, RawSnapshot, TraceFilter
 from splunk_profiler.stream.records import HEADER
 
 PERIODS = Periods(100_000_000, 10_000_000)

@@ -14,8 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.capture.events.source import EventSource
-from splunk_profiler.capture.portable import PortableTicker
-from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, Frame, Stack, ValueType
 from splunk_profiler.raw import RawEvent, RecordedEvent
@@ -84,12 +82,12 @@ class ExceptionSource(EventSource):
         return RawEvent(raised.time_ns, raised.thread, event)
 
 
-def make_exception_source(config: Config, ticker: Ticker, native: bool) -> ExceptionSource | None:
+def make_exception_source(config: Config, ticker: Any, native: bool) -> ExceptionSource | None:
     """Return the source; None if it is off, or not possible here, which the log then says."""
     if not config.samples_exceptions:
         return None
     reason = unavailable_reason(native=native)
-    if reason or isinstance(ticker, PortableTicker):
+    if reason:
         logger.warning("raised exceptions are not sampled: %s", reason)
         return None
     return ExceptionSource(ticker)

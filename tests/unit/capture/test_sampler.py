@@ -92,7 +92,7 @@ def test_an_idle_service_is_drained_less_often_and_the_ring_keeps_room() -> None
     cpu_ns, intervals = 0, []
     for number, period_ns in enumerate([second, second, second // 1000, second, second // 10_000], 1):
         cpu_ns += int(next(used) * second)
-        intervals.append(pace.interval_s(number * second, cpu_ns, period_ns))
+        intervals.append(pace.interval_ns(number * second, cpu_ns, period_ns) / second)
     assert intervals == [0.05, 0.2, 0.064, 0.05, 0.05]
 
 

@@ -21,10 +21,10 @@ from running_ticker import running
 
 from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.sampler import OverheadLimit, Sampler
-from splunk_profiler.capture.schedule import NEVER_NS, Schedule, Tick, TraceFilter
+from splunk_profiler.capture.schedule import NEVER_NS, Schedule, Tick
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, make_ticker
 from splunk_profiler.otel import spans
-from splunk_profiler.raw import Periods, RawSnapshot
+from splunk_profiler.raw import Periods, RawSnapshot, TraceFilter
 
 CURRENT: ContextVar[Any] = ContextVar("current")
 LONG_NS = 30_000_000_000
