@@ -1,8 +1,9 @@
 """A process that serves a JSON API, or only reads and writes JSON, while a memory profiler is on and off by turns.
 
-    python benchmarks/allocating_service.py api|loop CASE TURNS SECONDS PACKAGES
+    python benchmarks/allocating_service.py api|loop CASE TURNS SECONDS PACKAGES ENDPOINT
 
 Prints one line of JSON, an `allocations.Seen`. PACKAGES is a folder, for imports that this environment has not got.
+Ours sends its profiles to ENDPOINT, by its exporter process.
 
 The API is FastAPI on uvicorn, traced with OpenTelemetry. Clients in another process send orders over HTTP, which it
 validates, prices and answers. Its spans pass a batch processor and are discarded: sending them would be work in which
@@ -182,7 +183,9 @@ def send_orders(listener: socket.socket) -> None:
 def switch_ours(*, memory: bool) -> tuple[Switch, Switch]:
     import splunk_profiler  # noqa: PLC0415
 
-    config = splunk_profiler.Config(enabled=True, output="stream:/dev/shm/allocations-benchmark", memory_enabled=memory)
+    config = splunk_profiler.Config(
+        enabled=True, data_format="pprof-gzip-base64", logs_endpoint=sys.argv[6], memory_enabled=memory
+    )
 
     def start() -> None:
         if not splunk_profiler.start(config):

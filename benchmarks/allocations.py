@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from counting_sink import CountingSink
 from installations import Installer, MissingError
 from result import Result, median, middle_half, significant
 
@@ -80,7 +81,8 @@ class Seen(NamedTuple):
 def run_case(workload: str, case: Case, turns: int, seconds: float) -> Seen:
     """Measure a case in a process of its own."""
     command = [sys.executable, str(SERVICE), workload, case.profiler, str(turns), str(seconds), case.packages]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    with CountingSink() as sink:
+        done = subprocess.run([*command, sink.url], capture_output=True, text=True, check=True)
     return Seen(**json.loads(done.stdout.splitlines()[-1]))
 
 

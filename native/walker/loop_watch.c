@@ -6,8 +6,9 @@
  * blocks, and a loop that is busy with short callbacks costs no capture. A callback that itself runs code in another
  * context is missed.
  *
- * Looks come with each capture, and where these are rare, in between (schedule.c). While code in C keeps the GIL there is
- * none. The thread that had the GIL when the late look was asked for, and still has it, was in one callback all the time.
+ * Looks come with each capture, and where these are rare, in between (schedule.c). Of those in between most are peeks, which
+ * compare CPython's counts without the GIL. While code in C keeps the GIL there is
+ * no look. The thread that had the GIL when the late look was asked for, and still has it, was in one callback all the time.
  */
 #include "task_compat.h"
 
@@ -24,7 +25,8 @@
 #define MAX_LOOK_COST_NS  2000000LL /* longer ones were interrupted: this is wall time */
 #define LOOPS_KEPT_NS     (10 * SECOND_NS)
 #define MAX_SLOWDOWN      1000.0
-#define MAX_KEPT          128 /* that wait for a drain */
+#define MAX_KEPT          128       /* that wait for a drain */
+#define MAX_PEEKS_NS      SECOND_NS /* then a look finds loops that are new */
 
 enum { GIVEN_NAME, COROUTINE_NAME }; /* in raw_event.details */
 
@@ -45,7 +47,11 @@ struct loop_watch {
     PyTypeObject *task_type; /* owned */
     loop_block *running[MAX_LOOPS];
     size_t running_count;
-    int64_t seen_ns;               /* when a look has found a loop */
+    int64_t seen_ns;            /* when a look has found a loop */
+    atomic_flag is_peek_locked; /* whoever has set it reads and writes the next three; nobody waits for it */
+    thread_switches peeked[MAX_LOOPS];
+    size_t peeked_count; /* 0: a look is needed */
+    int64_t looked_ns;
     running_loop loops[MAX_LOOPS]; /* of the look that runs: threads of the application may have small stacks */
 };
 
@@ -60,6 +66,7 @@ bool loops_watch(ticker_state *ticker, int64_t threshold_ns, PyObject *current_t
         return false;
     }
     watch->threshold_ns = threshold_ns;
+    atomic_flag_clear(&watch->is_peek_locked);
     watch->current_tasks = Py_XNewRef(current_tasks);
     watch->task_type = (PyTypeObject *)Py_NewRef(task_type);
     watch->seen_ns = monotonic_ns(); /* one may be about to run */
@@ -138,8 +145,48 @@ static void extend(loop_block *each, int64_t quiet_until_ns)
     each->event.time_ns += longer_ns > 0 ? longer_ns : 0;
 }
 
+/* Return when a peek has first seen a thread in what it still does; else `now_ns`. */
+static int64_t peeked_since_ns(const loop_watch *watch, const scratch_thread *thread, int64_t now_ns)
+{
+    for (size_t i = 0; i < watch->peeked_count; i++) {
+        const thread_switches *each = &watch->peeked[i];
+        if (each->key == thread->key && each->context_switches == thread->context_switches) {
+            return each->since_ns;
+        }
+    }
+    return now_ns;
+}
+
+/* Note what peeks are to compare with. Not while a stack is captured: its block ends where a look says so. */
+static void prepare_peeks(loop_watch *watch)
+{
+    watch->looked_ns = monotonic_ns();
+    watch->peeked_count = 0;
+    for (size_t i = 0; i < watch->running_count; i++) {
+        const loop_block *each = watch->running[i];
+        if (each->has_thread) {
+            watch->peeked_count = 0;
+            return;
+        }
+        watch->peeked[watch->peeked_count++] = (thread_switches){each->key, each->context_switches, each->since_ns};
+    }
+}
+
+bool loops_peek(ticker_state *ticker)
+{
+    loop_watch *watch = ticker->loop_watch;
+    if (atomic_flag_test_and_set(&watch->is_peek_locked)) {
+        return false;
+    }
+    bool have_switched = watch->peeked_count > 0 && monotonic_ns() - watch->looked_ns < MAX_PEEKS_NS
+                         && walk_switches(ticker, watch->peeked, watch->peeked_count);
+    atomic_flag_clear(&watch->is_peek_locked);
+    return have_switched;
+}
+
 /* A block that is reported goes on as another one, whose stack is captured anew. */
-static void update_blocks(ticker_state *ticker, const running_loop *loops, size_t count, int64_t held_ns)
+static void update_blocks(ticker_state *ticker, const running_loop *loops, size_t count, int64_t held_ns,
+                          bool has_peeks)
 {
     loop_watch *watch = ticker->loop_watch;
     int64_t now_ns = clock_ns(CLOCK_BOOTTIME), time_ns = clock_ns(CLOCK_REALTIME);
@@ -164,7 +211,8 @@ static void update_blocks(ticker_state *ticker, const running_loop *loops, size_
         /* A thread that has never entered a context has run no callback. */
         if (loops[i].thread.context_switches > 0 && find_block(watch, loops[i].thread.key) == NULL) {
             int64_t since_ns = now_ns - (loops[i].thread.is_gil_holder ? held_ns : 0);
-            begin_block(watch, &loops[i].thread, since_ns, now_ns, false);
+            int64_t peeked_ns = has_peeks ? peeked_since_ns(watch, &loops[i].thread, now_ns) : now_ns;
+            begin_block(watch, &loops[i].thread, peeked_ns < since_ns ? peeked_ns : since_ns, now_ns, false);
         }
     }
 }
@@ -261,8 +309,14 @@ void loops_look(ticker_state *ticker, const PyThreadState *gil_holder, int64_t s
     if (!walk_loops(ticker, loops, gil_holder, &count)) {
         return;
     }
-    update_blocks(ticker, loops, count, gil_held_ns(ticker, gil_holder, since_ns, start_ns));
+    bool has_peeks =
+        !atomic_flag_test_and_set(&watch->is_peek_locked); /* else a peek is under way, as late looks may meet */
+    update_blocks(ticker, loops, count, gil_held_ns(ticker, gil_holder, since_ns, start_ns), has_peeks);
     capture_threads(ticker, loops, count);
+    if (has_peeks) {
+        prepare_peeks(watch);
+        atomic_flag_clear(&watch->is_peek_locked);
+    }
     watch->seen_ns = count > 0 ? start_ns : watch->seen_ns;
     atomic_store(&ticker->loop.has_loops, start_ns - watch->seen_ns < LOOPS_KEPT_NS);
     atomic_store(&ticker->loop.needs_look, has_new_block(watch));

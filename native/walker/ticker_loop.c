@@ -9,6 +9,7 @@
 #include "py_compat.h"
 
 #include "forks.h"
+#include "loop_watch.h"
 
 #include <sys/prctl.h>
 
@@ -257,7 +258,7 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
             return;
         }
     }
-    else if (is_quiet(ticker, &ticker->loop.others_cpu_ns)) {
+    else if (is_quiet(ticker, &ticker->loop.others_cpu_ns) || loops_peek(ticker)) {
         return;
     }
     else {

@@ -308,6 +308,15 @@ static inline void ticker_state_count(ticker_state *ticker, int counter, int64_t
 bool walk_stacks(ticker_state *ticker, bool is_focused, const PyThreadState *gil_holder);
 bool walk_calling_thread(ticker_state *ticker, scratch_thread *thread); /* fills `thread` instead */
 
+/* What a thread that runs an event loop did at an instant: how often it had entered and left contexts. */
+typedef struct {
+    uint64_t key, context_switches;
+    int64_t since_ns; /* on the boot-time clock */
+} thread_switches;
+
+/* Update these threads. Return true if all have switched since. Needs the ticker's mutex, not the GIL. */
+bool walk_switches(ticker_state *ticker, thread_switches *threads, size_t count);
+
 /* filter.c: selects the listed threads of scratch.threads to walk. GIL held. */
 void filter_threads(ticker_state *ticker); /* sets scratch.selected_keys */
 bool filter_is_empty(const ticker_state *ticker);

@@ -179,6 +179,26 @@ bool walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS], const PyThr
     return true;
 }
 
+bool walk_switches(ticker_state *ticker, thread_switches *threads, size_t count)
+{
+    if (!compat_lock_head()) {
+        return false;
+    }
+    size_t switched = 0;
+    int64_t now_ns = clock_ns(CLOCK_BOOTTIME);
+    for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL; state = state->next) {
+        for (size_t i = 0; i < count; i++) {
+            uint64_t context_switches = __atomic_load_n(&state->context_ver, __ATOMIC_RELAXED);
+            if (threads[i].key == state->id && threads[i].context_switches != context_switches) {
+                threads[i] = (thread_switches){state->id, context_switches, now_ns};
+                switched++;
+            }
+        }
+    }
+    compat_unlock_head();
+    return switched == count;
+}
+
 size_t walk_tops(ticker_state *ticker, thread_top *tops, size_t capacity)
 {
     size_t count = 0;

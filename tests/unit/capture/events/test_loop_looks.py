@@ -74,6 +74,27 @@ def test_each_callback_is_blamed_for_its_own_time_between_captures() -> None:
     assert counters.look_ns_sum > 0
 
 
+def test_block_after_many_short_callbacks_counts_from_its_own_beginning() -> None:
+    took_s = []
+
+    async def serve() -> None:
+        for _ in range(3):
+            until_s = time.monotonic() + 0.3
+            while time.monotonic() < until_s:
+                await asyncio.sleep(0)
+            began_s = time.monotonic()
+            spin(0.6)
+            took_s.append(time.monotonic() - began_s)
+            await asyncio.sleep(0)
+
+    with looking_by_itself(100_000_000) as bench:
+        run(serve)
+    events = bench.source.drain()
+    assert [functions(event)[0] for event in events] == ["spin"] * 3
+    for event, least_s in zip(events, took_s, strict=True):
+        assert 100_000_000 <= event.event.amount <= least_s * 1e9
+
+
 def test_loops_of_one_request_each_are_looked_at() -> None:
     async def block() -> None:
         rest(0.5)
