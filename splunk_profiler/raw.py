@@ -145,7 +145,8 @@ class RawEvent:
     live_id: int = 0
 
 
-class TraceFilter(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TraceFilter:
     """The selected traces, whose threads are also captured in between: in focused captures.
 
     Attributes:

@@ -74,8 +74,7 @@ static lookup_result read_span_context(const publisher_config *config, PyObject 
         return UNKNOWN; /* uninstalled */
     }
     PyObject *name = Py_NewRef(config->ids); /* a span's own __getattr__ may uninstall */
-    if (compat_get_optional_attribute(span, name, &context) > 0 && is_span_context(context)
-        && read_ids(context, ids)) {
+    if (compat_get_optional_attribute(span, name, &context) > 0 && is_span_context(context) && read_ids(context, ids)) {
         result = are_ids_valid(ids) && PyTuple_GET_ITEM(context, 2) == Py_False ? FOUND : MISSING;
     }
     Py_XDECREF(context);
@@ -280,7 +279,8 @@ static void inherit_local_root(const publisher_config *config, PyObject *context
     if (found == UNKNOWN && PyErr_Occurred()) {
         discard_exception();
     }
-    if (found != FOUND && read_span_context(config, parent, &parent_ids) != MISSING && publisher_active_config() != NULL) {
+    if (found != FOUND && read_span_context(config, parent, &parent_ids) != MISSING
+        && publisher_active_config() != NULL) {
         (void)spans_identify(config, parent, &identity);
         publisher_publish(); /* restores what was shown before the parent was identified */
     }

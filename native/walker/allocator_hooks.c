@@ -4,6 +4,10 @@
  * below it until the process ends. So their state is static, and without a ticker they only pass calls on.
  *
  * The hooked domains need the GIL, which may be that of another interpreter; some extensions do not keep to it.
+ *
+ * Ends of blocks: CPython takes small blocks from its pools, and gives what is in none of them to the raw allocator when it
+ * is freed. So a block that is sampled is made larger than those of pools, and only the raw allocator's free is hooked,
+ * of which there are few. Where that is not possible, each free is.
  */
 #include "py_compat.h"
 
@@ -12,8 +16,9 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#define RARE      __attribute__((noinline))
-#define MAX_HOOKS 8 /* for each domain, in the life of the process */
+#define RARE             __attribute__((noinline))
+#define MAX_HOOKS        8   /* for each domain, in the life of the process */
+#define MAX_POOLED_BYTES 512 /* CPython's SMALL_REQUEST_THRESHOLD */
 
 /* GIL to write, and all but `counted` before the hook is set; whoever calls the hook reads it. */
 typedef struct {
@@ -42,7 +47,12 @@ static hooked_domain domains[] = {
 };
 enum { DOMAIN_COUNT = sizeof(domains) / sizeof(domains[0]) };
 
-static _Thread_local bool is_probed, was_called; /* by is_called */
+/* The raw allocator's free has no context of ours, because a thread without a GIL may be between reading it and the
+ * function. */
+static void (*_Atomic next_raw_free)(void *context, void *memory); /* CPython's own; NULL: it was never hooked */
+static atomic_bool ends_are_raw;                                   /* only that hook sees ends of blocks */
+
+static _Thread_local bool is_probed, was_called; /* by is_called and sees_raw_frees */
 
 static void *next_malloc(void *hook, size_t size)
 {
@@ -68,16 +78,39 @@ static void next_free(void *hook, void *memory)
     next->free(next->ctx, memory);
 }
 
-/* Return the functions that call an allocator from its hook. CPython's own without a context ignore what they get for
- * one, so they are called as they are. */
-static PyMemAllocatorEx calls_to(const PyMemAllocatorEx *next)
+/* CPython's own allocators without a context ignore what they get for one. */
+static bool ignores_context(const PyMemAllocatorEx *allocator, const void *function)
 {
     Dl_info cpython, found;
-    bool is_cpythons = dladdr((void *)PyMem_GetAllocator, &cpython) != 0 && dladdr((void *)next->malloc, &found) != 0
-                       && found.dli_fbase == cpython.dli_fbase;
-    return next->ctx == NULL && is_cpythons
+    return allocator->ctx == NULL && dladdr((void *)PyMem_GetAllocator, &cpython) != 0 && dladdr(function, &found) != 0
+           && found.dli_fbase == cpython.dli_fbase;
+}
+
+/* Return the functions that call an allocator from its hook: as they are, if they ignore the hook as their context. */
+static PyMemAllocatorEx calls_to(const PyMemAllocatorEx *next)
+{
+    return ignores_context(next, (void *)next->malloc)
                ? *next
                : (PyMemAllocatorEx){NULL, next_malloc, next_calloc, next_realloc, next_free};
+}
+
+static void hook_raw_free(void *context, void *memory)
+{
+    if (__builtin_expect(live_heap_may_have(memory), 0)) {
+        allocations_end_block(memory);
+    }
+    if (is_probed) {
+        was_called = true;
+    }
+    atomic_load_explicit(&next_raw_free, memory_order_relaxed)(context, memory);
+}
+
+/* Return the size with which a block of `size` bytes is allocated that may be sampled. */
+static size_t size_at_end(const allocator_hook *hook, size_t size)
+{
+    bool is_enlarged =
+        hook->counted != 0 && size <= MAX_POOLED_BYTES && atomic_load_explicit(&ends_are_raw, memory_order_relaxed);
+    return is_enlarged ? MAX_POOLED_BYTES + 1 : size;
 }
 
 /* Takes the sample of an allocation that ends a distance; NULL: it has failed. The hook that counts does it: others may be
@@ -106,12 +139,15 @@ static inline bool count_allocation(const allocator_hook *hook, size_t size)
 /* What is rare is in functions of its own: then the others need no stack. */
 static RARE void *malloc_at_end(allocator_hook *hook, size_t size)
 {
-    return count_to_end(hook, hook->calls.malloc(hook, size), size);
+    return count_to_end(hook, hook->calls.malloc(hook, size_at_end(hook, size)), size);
 }
 
 static RARE void *calloc_at_end(allocator_hook *hook, size_t count, size_t size)
 {
-    return count_to_end(hook, hook->calls.calloc(hook, count, size), count * size);
+    size_t whole = count * size; /* CPython has checked that it is right */
+    size_t enlarged = size_at_end(hook, whole);
+    void *memory = enlarged == whole ? hook->calls.calloc(hook, count, size) : hook->calls.calloc(hook, 1, enlarged);
+    return count_to_end(hook, memory, whole);
 }
 
 static RARE void free_live(allocator_hook *hook, void *memory)
@@ -138,7 +174,7 @@ static void *hook_calloc(void *context, size_t count, size_t size)
 static RARE void *realloc_at_end(allocator_hook *hook, void *memory, size_t size, bool is_sampled)
 {
     bool may_be_live = live_heap_may_have(memory);
-    void *resized = hook->calls.realloc(hook, memory, size);
+    void *resized = hook->calls.realloc(hook, memory, is_sampled ? size_at_end(hook, size) : size);
     if (resized != NULL && may_be_live) {
         allocations_end_block(memory);
     }
@@ -213,6 +249,55 @@ static bool is_called(hooked_domain *domain)
     return was_called;
 }
 
+/* Return true if what is no block of a pool comes to the hook when it is freed; another library may be above it. */
+static bool sees_raw_frees(void)
+{
+    int64_t left_before = thread_distance.left;
+    if (atomic_load(&next_raw_free) == NULL) {
+        return false;
+    }
+    thread_distance.left = INT64_MAX / 2; /* no distance ends meanwhile */
+    was_called = false;
+    is_probed = true;
+    PyObject_Free(PyObject_Malloc(MAX_POOLED_BYTES + 1));
+    is_probed = false;
+    thread_distance.left = left_before;
+    return was_called;
+}
+
+/* Hook the raw allocator's free, of CPython's own allocator only. Return REFUSED where that shows no ends of blocks. */
+static hooks_state install_raw_free(void)
+{
+    PyMemAllocatorEx found;
+    PyMem_GetAllocator(PYMEM_DOMAIN_RAW, &found);
+    if (found.free == hook_raw_free || sees_raw_frees()) {
+        return HOOKS_STAYED;
+    }
+    if (!ignores_context(&found, (void *)found.free)) {
+        return HOOKS_REFUSED;
+    }
+    atomic_store(&next_raw_free, found.free);
+    found.free = hook_raw_free; /* the only change: other threads may read meanwhile, without a GIL */
+    PyMem_SetAllocator(PYMEM_DOMAIN_RAW, &found);
+    if (sees_raw_frees()) {
+        return HOOKS_ADDED;
+    }
+    found.free = atomic_load(&next_raw_free);
+    PyMem_SetAllocator(PYMEM_DOMAIN_RAW, &found);
+    return HOOKS_REFUSED;
+}
+
+static void remove_raw_free(void)
+{
+    PyMemAllocatorEx found;
+    PyMem_GetAllocator(PYMEM_DOMAIN_RAW, &found);
+    if (found.free == hook_raw_free) {
+        found.free = atomic_load(&next_raw_free);
+        PyMem_SetAllocator(PYMEM_DOMAIN_RAW, &found);
+    }
+    atomic_store(&ends_are_raw, false);
+}
+
 /* A thread with another GIL could see one half of a change. */
 static bool can_change(void)
 {
@@ -253,7 +338,10 @@ static bool add_hook(hooked_domain *domain, bool needs_frees)
 
 hooks_state allocator_hooks_install(bool needs_frees)
 {
-    hooks_state state = HOOKS_STAYED;
+    hooks_state raw = needs_frees ? install_raw_free() : HOOKS_REFUSED;
+    hooks_state state = raw == HOOKS_ADDED ? HOOKS_ADDED : HOOKS_STAYED;
+    atomic_store(&ends_are_raw, raw != HOOKS_REFUSED);
+    needs_frees = needs_frees && raw == HOOKS_REFUSED;
     for (size_t i = 0; i < DOMAIN_COUNT; i++) {
         if (is_called(&domains[i]) && (domains[i].counting->sees_frees || !needs_frees)) {
             continue;
@@ -268,6 +356,7 @@ hooks_state allocator_hooks_install(bool needs_frees)
 
 void allocator_hooks_remove(void)
 {
+    remove_raw_free();
     for (size_t i = 0; i < DOMAIN_COUNT && can_change(); i++) {
         hooked_domain *domain = &domains[i];
         for (allocator_hook *top; (top = find_top(domain)) != NULL;) {

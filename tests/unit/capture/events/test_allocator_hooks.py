@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tracemalloc
 from typing import Any
@@ -16,7 +18,7 @@ from walker_factory import make
 
 from splunk_profiler.capture.events.allocations import AllocationEventSource
 
-MEM, OBJECT = 1, 2  # domains
+RAW, MEM, OBJECT = 0, 1, 2  # domains
 FREE = 4  # in an allocator
 
 
@@ -60,7 +62,35 @@ def test_frees_are_not_hooked_unless_blocks_in_use_are_followed() -> None:
         is_hooked, has_context = domain in domains, bool(found[0])  # as those of a debug build have one
         assert hooked[domain][:4] != found[:4] if is_hooked else hooked[domain] == found
         assert (hooked[domain][FREE] != found[FREE]) == (is_hooked and has_context)
-        assert (following[domain][FREE] != found[FREE]) == is_hooked
+    raw_free_is_enough = following[RAW][FREE] != before[RAW][FREE]
+    assert following[RAW][:FREE] == before[RAW][:FREE]
+    assert raw_free_is_enough or before[OBJECT][0] or os.environ.get("PYTHONMALLOC")
+    for domain in domains:
+        is_free_hooked = following[domain][FREE] != before[domain][FREE]
+        assert is_free_hooked == (not raw_free_is_enough or bool(before[domain][0]))
+
+
+_SMALL = """
+from allocators import allocators
+from sampled_allocations import make_bytes, sampling
+before = allocators()
+with sampling(1) as drained:
+    following = allocators()
+    made = make_bytes([*range(1, 500)])
+    drained.drain()
+    seen = len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]])
+    del made
+    drained.drain()
+    left = [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+print(seen > 100, left, following[0] == before[0], following[2][4] != before[2][4])
+"""
+
+
+@pytest.mark.parametrize("allocator", ["malloc", "malloc_debug", "pymalloc_debug"])
+def test_ends_of_small_blocks_are_seen_with_other_allocators_of_cpython(allocator: str) -> None:
+    env = {**os.environ, "PYTHONMALLOC": allocator, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", _SMALL], env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True [] True True\n", "")
 
 
 def test_hooks_see_frees_again_when_blocks_in_use_are_followed_later() -> None:
