@@ -64,7 +64,7 @@ static inline bool compat_wants_gil(const PyThreadState *state)
 
 /* Ask for the GIL, which the calling thread takes next, as CPython does after a wait of 5 ms. Until it is asked for, each
  * thread that gives it up for a moment wakes the thread that waits, and has it again before that runs. Whoever gives it
- * up on request waits until another thread has it. Needs no GIL; the interpreter must not have ended. */
+ * up on request waits until another thread has it. Needs no GIL; the interpreter must not have begun to end. */
 static inline void compat_request_gil(PyInterpreterState *interp)
 {
     struct _gil_runtime_state *gil = compat_gil(interp);

@@ -209,6 +209,7 @@ bool allocations_start(ticker_state *ticker, int64_t sample_bytes, bool tracks_l
         return false;
     }
     if (allocator_hooks_install(tracks_live) == HOOKS_REFUSED) {
+        allocator_hooks_remove();
         free(log->live);
         free(log);
         PyErr_SetString(PyExc_RuntimeError, "allocators cannot be hooked: there are several interpreters, or other"

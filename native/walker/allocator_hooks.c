@@ -3,22 +3,18 @@
  * Allocators belong to the process, and so do the hooks. Another library may hook above ours, and then they stay
  * below it until the process ends. So their state is static, and without a ticker they only pass calls on.
  *
- * The hooked domains need the GIL, which may be that of another interpreter; some extensions do not keep to it.
- *
- * Ends of blocks: CPython takes small blocks from its pools, and gives what is in none of them to the raw allocator when it
- * is freed. So a block that is sampled is made larger than those of pools, and only the raw allocator's free is hooked,
- * of which there are few. Where that is not possible, each free is.
+ * The domains whose allocations are hooked need the GIL, which may be that of another interpreter; some extensions do not
+ * keep to it.
  */
 #include "py_compat.h"
 
 #include "allocations.h"
+#include "raw_frees.h"
 
-#include <dlfcn.h>
 #include <string.h>
 
-#define RARE             __attribute__((noinline))
-#define MAX_HOOKS        8   /* for each domain, in the life of the process */
-#define MAX_POOLED_BYTES 512 /* CPython's SMALL_REQUEST_THRESHOLD */
+#define RARE      __attribute__((noinline))
+#define MAX_HOOKS 8 /* for each domain, in the life of the process */
 
 /* GIL to write, and all but `counted` before the hook is set; whoever calls the hook reads it. */
 typedef struct {
@@ -47,12 +43,7 @@ static hooked_domain domains[] = {
 };
 enum { DOMAIN_COUNT = sizeof(domains) / sizeof(domains[0]) };
 
-/* The raw allocator's free has no context of ours, because a thread without a GIL may be between reading it and the
- * function. */
-static void (*_Atomic next_raw_free)(void *context, void *memory); /* CPython's own; NULL: it was never hooked */
-static atomic_bool ends_are_raw;                                   /* only that hook sees ends of blocks */
-
-static _Thread_local bool is_probed, was_called; /* by is_called and sees_raw_frees */
+static _Thread_local bool is_probed, was_called; /* by is_called */
 
 static void *next_malloc(void *hook, size_t size)
 {
@@ -78,38 +69,18 @@ static void next_free(void *hook, void *memory)
     next->free(next->ctx, memory);
 }
 
-/* CPython's own allocators without a context ignore what they get for one. */
-static bool ignores_context(const PyMemAllocatorEx *allocator, const void *function)
-{
-    Dl_info cpython, found;
-    return allocator->ctx == NULL && dladdr((void *)PyMem_GetAllocator, &cpython) != 0 && dladdr(function, &found) != 0
-           && found.dli_fbase == cpython.dli_fbase;
-}
-
 /* Return the functions that call an allocator from its hook: as they are, if they ignore the hook as their context. */
 static PyMemAllocatorEx calls_to(const PyMemAllocatorEx *next)
 {
-    return ignores_context(next, (void *)next->malloc)
+    return allocator_ignores_context(next, (void *)next->malloc)
                ? *next
                : (PyMemAllocatorEx){NULL, next_malloc, next_calloc, next_realloc, next_free};
-}
-
-static void hook_raw_free(void *context, void *memory)
-{
-    if (__builtin_expect(live_heap_may_have(memory), 0)) {
-        allocations_end_block(memory);
-    }
-    if (is_probed) {
-        was_called = true;
-    }
-    atomic_load_explicit(&next_raw_free, memory_order_relaxed)(context, memory);
 }
 
 /* Return the size with which a block of `size` bytes is allocated that may be sampled. */
 static size_t size_at_end(const allocator_hook *hook, size_t size)
 {
-    bool is_enlarged =
-        hook->counted != 0 && size <= MAX_POOLED_BYTES && atomic_load_explicit(&ends_are_raw, memory_order_relaxed);
+    bool is_enlarged = hook->counted != 0 && size <= MAX_POOLED_BYTES && raw_frees_see_ends();
     return is_enlarged ? MAX_POOLED_BYTES + 1 : size;
 }
 
@@ -249,55 +220,6 @@ static bool is_called(hooked_domain *domain)
     return was_called;
 }
 
-/* Return true if what is no block of a pool comes to the hook when it is freed; another library may be above it. */
-static bool sees_raw_frees(void)
-{
-    int64_t left_before = thread_distance.left;
-    if (atomic_load(&next_raw_free) == NULL) {
-        return false;
-    }
-    thread_distance.left = INT64_MAX / 2; /* no distance ends meanwhile */
-    was_called = false;
-    is_probed = true;
-    PyObject_Free(PyObject_Malloc(MAX_POOLED_BYTES + 1));
-    is_probed = false;
-    thread_distance.left = left_before;
-    return was_called;
-}
-
-/* Hook the raw allocator's free, of CPython's own allocator only. Return REFUSED where that shows no ends of blocks. */
-static hooks_state install_raw_free(void)
-{
-    PyMemAllocatorEx found;
-    PyMem_GetAllocator(PYMEM_DOMAIN_RAW, &found);
-    if (found.free == hook_raw_free || sees_raw_frees()) {
-        return HOOKS_STAYED;
-    }
-    if (!ignores_context(&found, (void *)found.free)) {
-        return HOOKS_REFUSED;
-    }
-    atomic_store(&next_raw_free, found.free);
-    found.free = hook_raw_free; /* the only change: other threads may read meanwhile, without a GIL */
-    PyMem_SetAllocator(PYMEM_DOMAIN_RAW, &found);
-    if (sees_raw_frees()) {
-        return HOOKS_ADDED;
-    }
-    found.free = atomic_load(&next_raw_free);
-    PyMem_SetAllocator(PYMEM_DOMAIN_RAW, &found);
-    return HOOKS_REFUSED;
-}
-
-static void remove_raw_free(void)
-{
-    PyMemAllocatorEx found;
-    PyMem_GetAllocator(PYMEM_DOMAIN_RAW, &found);
-    if (found.free == hook_raw_free) {
-        found.free = atomic_load(&next_raw_free);
-        PyMem_SetAllocator(PYMEM_DOMAIN_RAW, &found);
-    }
-    atomic_store(&ends_are_raw, false);
-}
-
 /* A thread with another GIL could see one half of a change. */
 static bool can_change(void)
 {
@@ -338,9 +260,8 @@ static bool add_hook(hooked_domain *domain, bool needs_frees)
 
 hooks_state allocator_hooks_install(bool needs_frees)
 {
-    hooks_state raw = needs_frees ? install_raw_free() : HOOKS_REFUSED;
+    hooks_state raw = needs_frees ? raw_frees_install() : HOOKS_REFUSED;
     hooks_state state = raw == HOOKS_ADDED ? HOOKS_ADDED : HOOKS_STAYED;
-    atomic_store(&ends_are_raw, raw != HOOKS_REFUSED);
     needs_frees = needs_frees && raw == HOOKS_REFUSED;
     for (size_t i = 0; i < DOMAIN_COUNT; i++) {
         if (is_called(&domains[i]) && (domains[i].counting->sees_frees || !needs_frees)) {
@@ -356,7 +277,7 @@ hooks_state allocator_hooks_install(bool needs_frees)
 
 void allocator_hooks_remove(void)
 {
-    remove_raw_free();
+    raw_frees_remove();
     for (size_t i = 0; i < DOMAIN_COUNT && can_change(); i++) {
         hooked_domain *domain = &domains[i];
         for (allocator_hook *top; (top = find_top(domain)) != NULL;) {

@@ -27,6 +27,7 @@
 /* The thread that delays a fork may wait for a processor, or write to a full pipe. */
 #define MAX_DELAY_NS  500000000LL
 #define DELAY_POLL_NS 1000000L
+#define HEAD_LOCK_NS  20000LL
 
 static struct {
     pthread_mutex_t mutex;
@@ -234,9 +235,19 @@ static void lock_and_post(void)
     this_fork.has_locks = true;
 }
 
+/* A peek at event loops, without the GIL, has the head lock for microseconds. */
+static bool stays_head_locked(void)
+{
+    bool is_locked = compat_is_head_locked();
+    for (int64_t until_ns = monotonic_ns() + HEAD_LOCK_NS; is_locked && monotonic_ns() < until_ns;) {
+        is_locked = compat_is_head_locked();
+    }
+    return is_locked;
+}
+
 static void before_fork(void)
 {
-    this_fork.keeps_gil = compat_can_release_gil() && compat_is_head_locked();
+    this_fork.keeps_gil = compat_can_release_gil() && stays_head_locked();
     this_fork.has_hooks = this_fork.is_prepared;
     forks_prepare(true);
     atomic_fetch_add(&process.locks_wanted, 1);

@@ -1,6 +1,6 @@
 /* The sampled blocks of memory that are in use, by address. Plain data: it owns no object. GIL, except the filter.
  *
- * Each free of the process asks the filter, which is a bit for each of 65,536 classes of addresses. Nearly all
+ * Each hooked free asks the filter, which is a bit for each of 65,536 classes of addresses. Nearly all
  * blocks are not sampled, and their bit is 0. */
 #ifndef SPLUNK_PROFILER_WALKER_LIVE_HEAP_H
 #define SPLUNK_PROFILER_WALKER_LIVE_HEAP_H

@@ -50,7 +50,8 @@ struct loop_watch {
     int64_t seen_ns;            /* when a look has found a loop */
     atomic_flag is_peek_locked; /* whoever has set it reads and writes the next three; nobody waits for it */
     thread_switches peeked[MAX_LOOPS];
-    size_t peeked_count; /* 0: a look is needed */
+    size_t peeked_count;     /* 0: a look is needed */
+    uint64_t other_switches; /* of all threads that ran no loop: each may begin one */
     int64_t looked_ns;
     running_loop loops[MAX_LOOPS]; /* of the look that runs: threads of the application may have small stacks */
 };
@@ -158,8 +159,9 @@ static int64_t peeked_since_ns(const loop_watch *watch, const scratch_thread *th
 }
 
 /* Note what peeks are to compare with. Not while a stack is captured: its block ends where a look says so. */
-static void prepare_peeks(loop_watch *watch)
+static void prepare_peeks(ticker_state *ticker)
 {
+    loop_watch *watch = ticker->loop_watch;
     watch->looked_ns = monotonic_ns();
     watch->peeked_count = 0;
     for (size_t i = 0; i < watch->running_count; i++) {
@@ -170,6 +172,9 @@ static void prepare_peeks(loop_watch *watch)
         }
         watch->peeked[watch->peeked_count++] = (thread_switches){each->key, each->context_switches, each->since_ns};
     }
+    if (walk_switches(ticker, watch->peeked, watch->peeked_count, &watch->other_switches) != 0) {
+        watch->peeked_count = 0; /* it failed, for none can have switched */
+    }
 }
 
 bool loops_peek(ticker_state *ticker)
@@ -178,8 +183,11 @@ bool loops_peek(ticker_state *ticker)
     if (atomic_flag_test_and_set(&watch->is_peek_locked)) {
         return false;
     }
-    bool have_switched = watch->peeked_count > 0 && monotonic_ns() - watch->looked_ns < MAX_PEEKS_NS
-                         && walk_switches(ticker, watch->peeked, watch->peeked_count);
+    uint64_t other_switches;
+    bool have_switched =
+        watch->peeked_count > 0 && monotonic_ns() - watch->looked_ns < MAX_PEEKS_NS
+        && walk_switches(ticker, watch->peeked, watch->peeked_count, &other_switches) == watch->peeked_count
+        && other_switches == watch->other_switches;
     atomic_flag_clear(&watch->is_peek_locked);
     return have_switched;
 }
@@ -314,12 +322,12 @@ void loops_look(ticker_state *ticker, const PyThreadState *gil_holder, int64_t s
     update_blocks(ticker, loops, count, gil_held_ns(ticker, gil_holder, since_ns, start_ns), has_peeks);
     capture_threads(ticker, loops, count);
     if (has_peeks) {
-        prepare_peeks(watch);
+        prepare_peeks(ticker);
         atomic_flag_clear(&watch->is_peek_locked);
     }
     watch->seen_ns = count > 0 ? start_ns : watch->seen_ns;
     atomic_store(&ticker->loop.has_loops, start_ns - watch->seen_ns < LOOPS_KEPT_NS);
-    atomic_store(&ticker->loop.needs_look, has_new_block(watch));
+    atomic_store(&ticker->loop.needs_look, !has_peeks || has_new_block(watch));
     int64_t cost_ns = monotonic_ns() - start_ns;
     ticker_state_count(ticker, COUNTERS_look_ns_sum, cost_ns < MAX_LOOK_COST_NS ? cost_ns : MAX_LOOK_COST_NS);
 }

@@ -13,8 +13,8 @@ void loops_slow_down(ticker_state *ticker, double ratio); /* look less often by 
 /* Runs no Python code, leaves no exception. `gil_holder` is only compared; `since_ns` is when the look was asked for, 0:
  * now. */
 void loops_look(ticker_state *ticker, const PyThreadState *gil_holder, int64_t since_ns);
-/* Return true if all loops have begun other callbacks since the last look or peek: then no look is needed. Needs the
- * ticker's mutex, not the GIL. */
+/* Return true if all loops have begun other callbacks since the last look or peek, and no other thread may have begun a
+ * loop: then no look is needed. Needs the ticker's mutex, not the GIL. */
 bool loops_peek(ticker_state *ticker);
 PyObject *loops_drain(ticker_state *ticker, const module_state *module);
 void loops_release(ticker_state *ticker); /* release the references, which may run Python code */

@@ -198,7 +198,7 @@ static bool is_quiet(ticker_state *ticker, int64_t *others_cpu_ns)
     int64_t cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - clock_ns(CLOCK_THREAD_CPUTIME_ID);
     bool has_run = cpu_ns - *others_cpu_ns >= QUIET_NS;
     if (has_run || atomic_load(&ticker->loop.needs_look) || atomic_load(&ticker->pending.deadline_ns) != 0) {
-        *others_cpu_ns = cpu_ns; /* a look or a capture follows */
+        *others_cpu_ns = cpu_ns; /* a look, a peek or a capture follows */
         return false;
     }
     atomic_store(&ticker->loop.quiet_until_ns, clock_ns(CLOCK_BOOTTIME));
@@ -258,7 +258,8 @@ static void handle_tick(ticker_state *ticker, PyThreadState *self, const schedul
             return;
         }
     }
-    else if (is_quiet(ticker, &ticker->loop.others_cpu_ns) || loops_peek(ticker)) {
+    else if (is_quiet(ticker, &ticker->loop.others_cpu_ns)
+             || (atomic_load(&ticker->pending.deadline_ns) == 0 && loops_peek(ticker))) {
         return;
     }
     else {

@@ -153,7 +153,9 @@ void ticker_state_wait(ticker_state *ticker, int64_t timeout_ns, bool wants_snap
 
 void ticker_state_take_gil(ticker_state *ticker, PyThreadState *self)
 {
-    if (!atomic_load(&ticker->loop.is_closed)) {
+    /* A thread that the ending interpreter does not let go on would leave its request, and the main thread would wait
+     * for it to take the GIL. */
+    if (!ticker_state_is_ended(ticker) && !compat_is_finalizing()) {
         compat_request_gil(ticker->interp);
     }
     PyEval_RestoreThread(self);

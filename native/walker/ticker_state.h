@@ -314,8 +314,9 @@ typedef struct {
     int64_t since_ns; /* on the boot-time clock */
 } thread_switches;
 
-/* Update these threads. Return true if all have switched since. Needs the ticker's mutex, not the GIL. */
-bool walk_switches(ticker_state *ticker, thread_switches *threads, size_t count);
+/* Update these threads, and return how many have switched since; SIZE_MAX: it failed. Set `others` to a sum over all other
+ * threads, which changes if one of them switches, begins or ends. Needs the ticker's mutex or the GIL. */
+size_t walk_switches(ticker_state *ticker, thread_switches *threads, size_t count, uint64_t *others);
 
 /* filter.c: selects the listed threads of scratch.threads to walk. GIL held. */
 void filter_threads(ticker_state *ticker); /* sets scratch.selected_keys */

@@ -179,24 +179,37 @@ bool walk_loops(ticker_state *ticker, running_loop loops[MAX_LOOPS], const PyThr
     return true;
 }
 
-bool walk_switches(ticker_state *ticker, thread_switches *threads, size_t count)
+static thread_switches *find_switches(thread_switches *threads, size_t count, uint64_t key)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (threads[i].key == key) {
+            return &threads[i];
+        }
+    }
+    return NULL;
+}
+
+size_t walk_switches(ticker_state *ticker, thread_switches *threads, size_t count, uint64_t *others)
 {
     if (!compat_lock_head()) {
-        return false;
+        return SIZE_MAX;
     }
     size_t switched = 0;
     int64_t now_ns = clock_ns(CLOCK_BOOTTIME);
+    *others = 0;
     for (PyThreadState *state = compat_first_thread(ticker->interp); state != NULL; state = state->next) {
-        for (size_t i = 0; i < count; i++) {
-            uint64_t context_switches = __atomic_load_n(&state->context_ver, __ATOMIC_RELAXED);
-            if (threads[i].key == state->id && threads[i].context_switches != context_switches) {
-                threads[i] = (thread_switches){state->id, context_switches, now_ns};
-                switched++;
-            }
+        uint64_t context_switches = __atomic_load_n(&state->context_ver, __ATOMIC_RELAXED);
+        thread_switches *found = find_switches(threads, count, state->id);
+        if (found == NULL) {
+            *others += (state->id << 32) + context_switches;
+        }
+        else if (found->context_switches != context_switches) {
+            *found = (thread_switches){state->id, context_switches, now_ns};
+            switched++;
         }
     }
     compat_unlock_head();
-    return switched == count;
+    return switched;
 }
 
 size_t walk_tops(ticker_state *ticker, thread_top *tops, size_t capacity)

@@ -59,7 +59,7 @@ class Sampler:
     """The two threads that run a ticker and handle its snapshots; `stop` stops the ticker for good.
 
     The sampler thread calls `handle` with each snapshot, in order, and `on_drained` after some of
-    them, at least twice a second. It drains the ring twenty times a second at most, and five times while the
+    them, at least once a second. It drains the ring twenty times a second at most, and five times while the
     service is idle: beside busy threads, it waits for the GIL each time.
 
     The limit stretches both `periods` in the same ratio, because the same threads pay for both.

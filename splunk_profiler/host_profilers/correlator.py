@@ -139,7 +139,7 @@ class Correlator:
         try:
             self._start_thread(*found)
         except BaseException:
-            self._unstarted["reader"] = found
+            self._unstarted.setdefault("reader", found)
             raise
 
     def _start_thread(self, reader: Any, on_closed: Callable[[], None]) -> None:

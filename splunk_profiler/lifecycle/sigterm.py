@@ -43,7 +43,7 @@ class SigtermHandler:
     def start(self, *, is_looked_for: bool) -> None:
         """Handle SIGTERM from now on if the native walker is there; `RuntimeError` if no more threads can be made.
 
-        `is_looked_for`: the native walker's ticker is in use, and its drains and pauses are followed by `look`.
+        `is_looked_for`: the native walker's ticker is in use, and its drains are followed by `look`.
         """
         try:
             from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems

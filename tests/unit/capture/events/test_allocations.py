@@ -135,43 +135,6 @@ def test_blocks_in_use_are_those_that_were_not_freed() -> None:
     assert left == []
 
 
-def test_small_blocks_in_use_are_those_that_were_not_freed() -> None:
-    kept: list[bytes] = []
-    with sampling(1_000) as drained:
-        for _ in range(40):
-            made = make_bytes([*range(1, 400)])
-            kept += made[::5]
-            del made
-            drained.drain()
-        drained.drain()
-        in_use = sum(each.event_amount for each in drained.live.values() if "make_bytes" in each.thread.stack[0])
-        wanted = sum(map(sys.getsizeof, kept))
-        kept.clear()
-        drained.drain()
-        left = [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
-    assert in_use == pytest.approx(wanted, rel=0.25)
-    assert left == []
-
-
-def test_python_counts_its_blocks_as_without_samples() -> None:
-    gc.collect()
-    before = sys.getallocatedblocks()
-    with sampling(1) as drained:
-        for _ in range(20):
-            churn([*range(1, 400)])
-            drained.drain()
-        made = [[number] for number in range(2_000)]
-        for grown in made:
-            grown.extend(range(20))
-        added = sys.getallocatedblocks() - before
-    del made, grown
-    drained.samples.clear()
-    drained.live.clear()
-    gc.collect()
-    assert added > 2_000
-    assert abs(sys.getallocatedblocks() - before) < 1_000
-
-
 def test_block_that_is_resized_counts_with_its_last_size() -> None:
     def grow() -> bytearray:
         grown = bytearray(1_000)

@@ -106,6 +106,28 @@ def test_loops_of_one_request_each_are_looked_at() -> None:
     assert [functions(event)[0] for event in bench.source.drain()] == ["rest"] * 3
 
 
+def test_blocks_of_new_loops_beside_a_busy_one_are_all_found() -> None:
+    over = threading.Event()
+
+    async def work() -> None:
+        while not over.is_set():
+            await asyncio.sleep(0.002)
+
+    async def block() -> None:
+        rest(0.4)
+
+    with looking_by_itself(100_000_000) as bench:
+        busy = threading.Thread(target=run, args=(work,))
+        busy.start()
+        for _ in range(8):
+            other = threading.Thread(target=run, args=(block,))
+            other.start()
+            other.join()
+        over.set()
+        busy.join()
+    assert [functions(event)[0] for event in bench.source.drain()] == ["rest"] * 8
+
+
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])
 def test_callbacks_of_twice_the_threshold_are_all_found(library: str) -> None:
     async def serve() -> None:

@@ -1,0 +1,74 @@
+"""Blocks of CPython's pools that are sampled: their ends come to the raw allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+import pytest
+
+pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
+from sampled_allocations import Drained, churn, make_bytes, sampling
+
+from splunk_profiler.raw import RecordedEvent
+
+
+def test_small_blocks_in_use_are_those_that_were_not_freed() -> None:
+    kept: list[bytes] = []
+    with sampling(1_000) as drained:
+        for _ in range(40):
+            made = make_bytes([*range(1, 400)])
+            kept += made[::5]
+            del made
+            drained.drain()
+        drained.drain()
+        in_use = sum(each.event_amount for each in drained.live.values() if "make_bytes" in each.thread.stack[0])
+        wanted = sum(map(sys.getsizeof, kept))
+        kept.clear()
+        drained.drain()
+        left = [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+    assert in_use == pytest.approx(wanted, rel=0.25)
+    assert left == []
+
+
+def test_small_blocks_that_were_resized_end_when_they_are_freed() -> None:
+    python = ctypes.PyDLL(None)
+    python.PyObject_Malloc.restype = python.PyObject_Realloc.restype = ctypes.c_void_p
+
+    def resize_blocks() -> list[int]:
+        blocks = [python.PyObject_Malloc(ctypes.c_size_t(16)) for _ in range(100)]
+        return [python.PyObject_Realloc(ctypes.c_void_p(block), ctypes.c_size_t(300)) for block in blocks]
+
+    def in_use(drained: Drained) -> list[RecordedEvent]:
+        return [each for each in drained.live.values() if "resize_blocks" in str(each.thread.stack)]
+
+    with sampling(1) as drained:
+        blocks = resize_blocks()
+        drained.drain()
+        seen = len(in_use(drained))
+        for block in blocks:
+            python.PyObject_Free(ctypes.c_void_p(block))
+        del blocks
+        drained.drain()
+    assert seen >= 100
+    assert in_use(drained) == []
+
+
+def test_python_counts_its_blocks_as_without_samples() -> None:
+    gc.collect()
+    before = sys.getallocatedblocks()
+    with sampling(1) as drained:
+        for _ in range(20):
+            churn([*range(1, 400)])
+            drained.drain()
+        made = [[number] for number in range(2_000)]
+        for grown in made:
+            grown.extend(range(20))
+        added = sys.getallocatedblocks() - before
+    del made, grown
+    drained.samples.clear()
+    drained.live.clear()
+    gc.collect()
+    assert added > 2_000
+    assert abs(sys.getallocatedblocks() - before) < 1_000
