@@ -1,8 +1,9 @@
 /* Differences between CPython versions inside: thread list, frames, locks, pending calls.
  *
  * Include it before anything that includes Python.h. Every function here expects the GIL to be held unless it
- * says otherwise; the head lock, and what it guards, need none. To support a new CPython version, edit only the headers of this directory, and the names of
- * instructions in splunk_profiler/capture/lock_calls.py and loop_calls.py.
+ * says otherwise; the head lock, and the list of threads that it guards, need none. To support a new CPython version,
+ * edit only the headers of this directory, and the names of instructions in splunk_profiler/capture/lock_calls.py and
+ * loop_calls.py.
  */
 #ifndef SPLUNK_PROFILER_COMPAT_PY_COMPAT_H
 #define SPLUNK_PROFILER_COMPAT_PY_COMPAT_H

@@ -6,9 +6,9 @@
  * blocks, and a loop that is busy with short callbacks costs no capture. A callback that itself runs code in another
  * context is missed.
  *
- * Looks come with each capture, and where these are rare, in between (schedule.c). Of those in between most are peeks, which
- * compare CPython's counts without the GIL. While code in C keeps the GIL there is
- * no look. The thread that had the GIL when the late look was asked for, and still has it, was in one callback all the time.
+ * Looks come with each capture, and where these are rare, in between (schedule.c). Those in between begin as peeks, which
+ * compare CPython's counts without the GIL. While code in C keeps the GIL there is no look. The thread that had the GIL
+ * when the late look was asked for, and still has it, was in one callback all the time.
  */
 #include "task_compat.h"
 
@@ -26,7 +26,7 @@
 #define LOOPS_KEPT_NS     (10 * SECOND_NS)
 #define MAX_SLOWDOWN      1000.0
 #define MAX_KEPT          128       /* that wait for a drain */
-#define MAX_PEEKS_NS      SECOND_NS /* then a look finds loops that are new */
+#define MAX_PEEKS_NS      SECOND_NS /* then there is a look in any case */
 
 enum { GIVEN_NAME, COROUTINE_NAME }; /* in raw_event.details */
 
@@ -48,7 +48,7 @@ struct loop_watch {
     loop_block *running[MAX_LOOPS];
     size_t running_count;
     int64_t seen_ns;            /* when a look has found a loop */
-    atomic_flag is_peek_locked; /* whoever has set it reads and writes the next three; nobody waits for it */
+    atomic_flag is_peek_locked; /* whoever has set it reads and writes the next four; nobody waits for it */
     thread_switches peeked[MAX_LOOPS];
     size_t peeked_count;     /* 0: a look is needed */
     uint64_t other_switches; /* of all threads that ran no loop: each may begin one */

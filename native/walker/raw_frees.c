@@ -40,7 +40,7 @@ static void hook_free(void *context, void *memory)
     if (__builtin_expect(live_heap_may_have(memory), 0)) {
         allocations_end_block(memory);
     }
-    if (memory == atomic_load_explicit(&raw_free.probed_block, memory_order_relaxed)) {
+    if (memory != NULL && memory == atomic_load_explicit(&raw_free.probed_block, memory_order_relaxed)) {
         atomic_store(&raw_free.was_probed_freed, true);
     }
     void (*next)(void *, void *) = atomic_load_explicit(&raw_free.next, memory_order_relaxed);

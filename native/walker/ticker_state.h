@@ -315,7 +315,7 @@ typedef struct {
 } thread_switches;
 
 /* Update these threads, and return how many have switched since; SIZE_MAX: it failed. Set `others` to a sum over all other
- * threads, which changes if one of them switches, begins or ends. Needs the ticker's mutex or the GIL. */
+ * threads, which differs once one of them has switched, begun or ended. Needs the ticker's mutex or the GIL. */
 size_t walk_switches(ticker_state *ticker, thread_switches *threads, size_t count, uint64_t *others);
 
 /* filter.c: selects the listed threads of scratch.threads to walk. GIL held. */
