@@ -37,7 +37,7 @@ def test_small_blocks_that_were_resized_end_when_they_are_freed() -> None:
     python.PyObject_Malloc.restype = python.PyObject_Realloc.restype = ctypes.c_void_p
 
     def resize_blocks() -> list[int]:
-        blocks = [python.PyObject_Malloc(ctypes.c_size_t(16)) for _ in range(100)]
+        blocks = [python.PyObject_Malloc(ctypes.c_size_t(16)) for _ in range(30)]
         return [python.PyObject_Realloc(ctypes.c_void_p(block), ctypes.c_size_t(300)) for block in blocks]
 
     def in_use(drained: Drained) -> list[RecordedEvent]:
