@@ -201,7 +201,7 @@ PyObject *publisher_install(PyObject *module, PyObject *args)
     if (config.ids == NULL) {
         return NULL;
     }
-    for (size_t i = 0; i < Py_ARRAY_LENGTH(config.all) - 1; i++) {
+    for (size_t i = 0; i < Py_ARRAY_LENGTH(config.all) - 1; i++) { /* the last one is owned */
         Py_INCREF(config.all[i]);
     }
     installed_config = config;

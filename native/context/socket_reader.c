@@ -125,7 +125,7 @@ static void socket_reader_dealloc(SocketReader *self)
 static PyMethodDef socket_reader_methods[] = {
     {"start", (PyCFunction)socket_reader_start, METH_NOARGS},   {"take", (PyCFunction)socket_reader_take, METH_O},
     {"wake", (PyCFunction)socket_reader_wake, METH_NOARGS},     {"stop", (PyCFunction)socket_reader_stop, METH_NOARGS},
-    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS}, {NULL, NULL, 0, NULL},
+    {"counts", (PyCFunction)socket_reader_counts, METH_NOARGS}, {NULL},
 };
 
 static PyGetSetDef socket_reader_attributes[] = {

@@ -316,7 +316,6 @@ bool ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_p
     pthread_mutex_lock(&ticker->loop.mutex);
     run_loop(ticker, self);
     ticker->loop.is_running = false;
-    pthread_cond_broadcast(&ticker->loop.changed);
     pthread_mutex_unlock(&ticker->loop.mutex);
     if (slack_ns > 0) {
         (void)prctl(PR_SET_TIMERSLACK, (unsigned long)slack_ns);

@@ -45,15 +45,12 @@ class SigtermHandler:
 
         `is_looked_for`: the native walker's ticker is in use, and its drains are followed by `look`.
         """
-        try:
-            from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
-        except ImportError as error:
-            logger.debug("SIGTERM is not handled (%s): the last interval is lost", error)
-            return
         self.is_ending = False
         try:
+            from splunk_profiler import _walker  # noqa: PLC0415  # missing on some systems
+
             listener_id = _walker.sigterm_open(_EXIT_TIMEOUT_MS)
-        except OSError as error:
+        except (ImportError, OSError) as error:
             logger.debug("SIGTERM is not handled (%s): the last interval is lost", error)
             return
         self._extension = _walker

@@ -51,6 +51,18 @@ def make_bytes(sizes: list[int]) -> list[bytes]:
     return [bytes(size) for size in sizes]
 
 
+def keep_a_fifth(drained: Drained, sizes: list[int], rounds: int) -> list[bytes]:
+    """Make objects of these sizes in each round, and drain; return each fifth one, which stays in use."""
+    kept: list[bytes] = []
+    for _ in range(rounds):
+        made = make_bytes(sizes)
+        kept += made[::5]
+        del made
+        drained.drain()
+    drained.drain()
+    return kept
+
+
 def churn(sizes: list[int]) -> None:
     """Make objects of these sizes, and nothing beside them."""
     for size in sizes:

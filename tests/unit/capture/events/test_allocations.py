@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
-from sampled_allocations import churn, make_bytes, sampling
+from sampled_allocations import churn, keep_a_fifth, make_bytes, sampling
 from target_process import Target
 from walker_factory import make
 
@@ -114,14 +114,8 @@ def test_sample_knows_the_thread_by_its_object() -> None:
 
 
 def test_blocks_in_use_are_those_that_were_not_freed() -> None:
-    kept: list[bytes] = []
     with sampling(10_000) as drained:
-        for _ in range(20):
-            made = make_bytes([2_000] * 500)
-            kept += made[::5]
-            del made
-            drained.drain()
-        drained.drain()
+        kept = keep_a_fifth(drained, [2_000] * 500, 20)
         in_use = sum(each.event_amount for each in drained.live.values() if "make_bytes" in each.thread.stack[0])
         wanted = sum(map(sys.getsizeof, kept))
         thread = threading.Thread(target=kept.clear)

@@ -9,20 +9,14 @@ import sys
 import pytest
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
-from sampled_allocations import Drained, churn, make_bytes, sampling
+from sampled_allocations import Drained, churn, keep_a_fifth, sampling
 
 from splunk_profiler.raw import RecordedEvent
 
 
 def test_small_blocks_in_use_are_those_that_were_not_freed() -> None:
-    kept: list[bytes] = []
     with sampling(1_000) as drained:
-        for _ in range(40):
-            made = make_bytes([*range(1, 400)])
-            kept += made[::5]
-            del made
-            drained.drain()
-        drained.drain()
+        kept = keep_a_fifth(drained, [*range(1, 400)], 40)
         in_use = sum(each.event_amount for each in drained.live.values() if "make_bytes" in each.thread.stack[0])
         wanted = sum(map(sys.getsizeof, kept))
         kept.clear()
