@@ -19,7 +19,8 @@ from splunk_profiler.capture.events import registered_kinds
 from splunk_profiler.config import Config
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.formats import pprof, text
-from splunk_profiler.model import Aggregate, Frame, Profile, Sample, SpanRef, Stack, Thread, ThreadSample
+from splunk_profiler.model import Frame, SpanRef, Stack
+from splunk_profiler.samples import Aggregate, Profile, Sample, Thread, ThreadSample
 
 THREADS, BUSY, FRAMES = 50, 8, 40
 PERIOD_NS = 10_000_000_000

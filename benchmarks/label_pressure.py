@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from result import Result, main, significant
 
 from splunk_profiler.formats import pprof
-from splunk_profiler.model import Frame, Profile, Sample, Snapshot, SpanRef, Stack, Thread, ThreadSample
+from splunk_profiler.model import Frame, SpanRef, Stack
 from splunk_profiler.pipeline.aggregator import Aggregator
+from splunk_profiler.samples import Profile, Sample, Snapshot, Thread, ThreadSample
 
 THREADS, FRAMES = 100, 40
 PERIOD_NS = 10_000_000

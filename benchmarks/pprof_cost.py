@@ -15,7 +15,8 @@ from result import Result, main, median, middle_half
 from splunk_profiler.capture.events import registered_kinds
 from splunk_profiler.config import Config
 from splunk_profiler.formats import pprof
-from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.samples import Aggregate, Profile
 
 SAMPLES, STACKS, FRAMES = 6000, 500, 40
 PERIOD_NS = 10_000_000

@@ -191,8 +191,8 @@ def check_export(resolved: Resolved, uid: int) -> Iterator[Finding]:
         yield note("test export", fact, f"ask as user {uid}")
         return
     from splunk_profiler.capture import walker  # noqa: PLC0415  # not needed to examine settings alone
-    from splunk_profiler.model import Batch, ExportStatus  # noqa: PLC0415
     from splunk_profiler.otel import spans  # noqa: PLC0415  # not needed to examine settings alone
+    from splunk_profiler.samples import Batch, ExportStatus  # noqa: PLC0415
 
     try:
         from splunk_profiler.export.destinations import make_sink  # noqa: PLC0415

@@ -24,7 +24,7 @@ from splunk_profiler.code_origin.distributions import (
     read_entry,
 )
 from splunk_profiler.code_origin.paths import is_library
-from splunk_profiler.model import CodeOrigin, OriginKind
+from splunk_profiler.samples import CodeOrigin, OriginKind
 from splunk_profiler.system.guard import logger
 
 UNKNOWN = CodeOrigin(OriginKind.UNKNOWN)

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from splunk_profiler.model import CodeOrigin, OriginKind
+from splunk_profiler.samples import CodeOrigin, OriginKind
 
 SITE_DIRECTORIES = ("site-packages", "dist-packages")
 

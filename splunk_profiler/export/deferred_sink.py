@@ -1,4 +1,4 @@
-"""A sink that is opened by the exporting thread, before its first export. Imports the model and `system` only."""
+"""A sink that is opened by the exporting thread, before its first export. Imports `samples` and `system` only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record, Sink
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Record, Sink
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import WakeEvent
 

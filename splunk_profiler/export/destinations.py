@@ -8,12 +8,14 @@ OpenTelemetry's messages and HTTP are large.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.parsers import Collector, ConfigError, DatadogAgent, Directory, NoDestination
 from splunk_profiler.export.sink_context import SinkContext
-from splunk_profiler.model import Sink
+
+if TYPE_CHECKING:
+    from splunk_profiler.samples import Sink  # a service needs the description alone
 
 # Destination → the module below `export` whose `open_sink` makes its sink.
 _SINK_MODULES: dict[type, str] = {

@@ -31,7 +31,8 @@ from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.config.parsers import Directory
 from splunk_profiler.export.sink_context import Resource, SinkContext
 from splunk_profiler.formats import pprof
-from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, InstrumentationSource, Profile
+from splunk_profiler.model import DataType
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, InstrumentationSource, Profile
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.private_files import make_directory, open_private
 from splunk_profiler.system.threads import OwnedLock, yield_gil

@@ -5,7 +5,7 @@ application imports would slow its start and could enter a circular import half-
 come before gevent patches those modules. They are loaded at the start if neither can be (`load`),
 else on the exporting thread once no thread has imported for a moment.
 A fork waits for that while it makes progress: in a child, the lock of a module that the exporting
-thread was importing would never be released. Imports the model and `system` only.
+thread was importing would never be released. Imports `samples` and `system` only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from splunk_profiler.export.deferred_sink import DeferredSink
-from splunk_profiler.model import Record, Sink
+from splunk_profiler.samples import Record, Sink
 from splunk_profiler.system import import_locks
 from splunk_profiler.system.guard import is_interrupt, logger
 from splunk_profiler.system.short_turns import ShortTurns

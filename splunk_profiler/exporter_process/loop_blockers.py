@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from splunk_profiler.code_origin.paths import is_library
-from splunk_profiler.model import Aggregate, Profile, Sample, Stack
+from splunk_profiler.model import Stack
+from splunk_profiler.samples import Aggregate, Profile, Sample
 
 LOOP_BLOCKED = "loop_blocked"  # `EventKind.name`
 _MAX_KEPT, _MAX_REPORTED = 256, 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from splunk_profiler.config import Config
-from splunk_profiler.model import Sink
 from splunk_profiler.pipeline import aggregator, record_memory
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 from splunk_profiler.pipeline.delivery_log import WarningLimit
@@ -13,6 +12,7 @@ from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import Deliver, PipelineSettings, RecordPipeline, StreamPipeline
 from splunk_profiler.raw import Periods
+from splunk_profiler.samples import Sink
 
 
 def make_batch_exporter(config: Config, sink: Sink[Any], warning_limit: WarningLimit) -> BatchExporter[Any]:

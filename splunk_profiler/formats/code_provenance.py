@@ -1,6 +1,6 @@
 """The origins of a profile's files, as Datadog's profilers attach them: ``code-provenance.json``.
 
-Pure: data in, bytes out; imports the model. Datadog counts files that are not listed as the
+Pure: data in, bytes out; imports `model` and `samples`. Datadog counts files that are not listed as the
 application's, so the application's own are left out.
 """
 
@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable, Iterable
 
 from splunk_profiler.formats.pauses import iter_with_pauses
-from splunk_profiler.model import CodeOrigin, Frame, OriginKind, Profile
+from splunk_profiler.model import Frame
+from splunk_profiler.samples import CodeOrigin, OriginKind, Profile
 
 _KIND_NAMES = {OriginKind.STANDARD_LIBRARY: "stdlib", OriginKind.LIBRARY: "unknown"}  # for files of no distribution
 

@@ -1,6 +1,6 @@
 """A profile with Datadog's names of labels and values, and its form of identifiers.
 
-Pure: imports the model. Runs on the exporting thread. The backend finds the samples of a span by the
+Pure: imports `model` and `samples`. Runs on the exporting thread. The backend finds the samples of a span by the
 numbers ``span id`` and ``local root span id`` (64 bits, signed in pprof, unsigned in the backend), and
 those of an endpoint by ``trace endpoint``. Other labels keep their names.
 """
@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import cache
 
 from splunk_profiler.formats.pauses import iter_with_pauses
-from splunk_profiler.model import EventKind, Profile, ValueType
+from splunk_profiler.model import EventKind, ValueType
+from splunk_profiler.samples import Profile
 
 VALUE_TYPES = ("wall-samples", "wall-time", "cpu-time")
 

@@ -1,6 +1,6 @@
 """A profile as messages of pprof's ``profile.proto``, gzipped, and in base64 for a log record.
 
-Pure: data in, bytes out; imports the model and its wire format. Runs on the exporting thread. Equal
+Pure: data in, bytes out; imports `model` and `samples` and its wire format. Runs on the exporting thread. Equal
 strings, functions, locations and stacks are encoded once and shared.
 
 Specification: ``proto/profile.proto`` of the pprof project; labels and body: Splunk profiling conventions,
@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from splunk_profiler.formats.pauses import iter_with_pauses
 from splunk_profiler.formats.profile_proto import ProfileMessage
 from splunk_profiler.formats.wire import field, tag, varint
-from splunk_profiler.model import Aggregate, CodeOrigin, DataType, EventKind, Frame, OriginKind, Profile, Stack
+from splunk_profiler.model import DataType, EventKind, Frame, Stack
+from splunk_profiler.samples import Aggregate, CodeOrigin, OriginKind, Profile
 
 MAX_BODY_BYTES = 1 << 20
 MAX_TEXT_CHARACTERS = 4096  # of one text; each part of a profile repeats the texts of its samples

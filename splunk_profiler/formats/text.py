@@ -1,6 +1,6 @@
 """A sample as the text of a Java-style thread dump.
 
-Pure: data in, text out. Imports nothing but the model.
+Pure: data in, text out. Imports nothing but `model` and `samples`.
 
 Specification: Splunk profiling conventions, "Call Stack Format".
 """
@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import ClassVar
 from weakref import WeakSet
 
-from splunk_profiler.model import Frame, Sample, Stack, ThreadSample
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.samples import Sample, ThreadSample
 
 _STATE_PREFIX = "   python.Thread.State: "
 _MAX_HEADS = 4096

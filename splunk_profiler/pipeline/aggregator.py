@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
-from splunk_profiler.model import (
+from splunk_profiler.model import DataType, EventKind
+from splunk_profiler.pipeline.cpu_shares import CpuShares
+from splunk_profiler.pipeline.live_heap import HEAP_BEGINS, InUse
+from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
+from splunk_profiler.pipeline.waits import GIL_WAIT, wait_kind
+from splunk_profiler.pipeline.window import Bounds, BucketKey, Window
+from splunk_profiler.samples import (
     Aggregate,
-    DataType,
-    EventKind,
     IdleRepeat,
     InstrumentationSource,
     Profile,
@@ -22,11 +26,6 @@ from splunk_profiler.model import (
     UnattributedReason,
     UnattributedTime,
 )
-from splunk_profiler.pipeline.cpu_shares import CpuShares
-from splunk_profiler.pipeline.live_heap import HEAP_BEGINS, InUse
-from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
-from splunk_profiler.pipeline.waits import GIL_WAIT, wait_kind
-from splunk_profiler.pipeline.window import Bounds, BucketKey, Window
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import OwnedLock, yield_gil
 

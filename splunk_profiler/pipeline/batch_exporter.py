@@ -1,7 +1,7 @@
 """The bounded queue between sampling and export, and the loop that exports it.
 
 The thread that feeds the pipeline calls `BatchExporter.record` and never waits. The exporting thread
-runs `run`. The thread that ends or forks the process calls the other methods. Imports the model,
+runs `run`. The thread that ends or forks the process calls the other methods. Imports `model` and `samples`,
 but neither OpenTelemetry nor a format.
 """
 
@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Generic, NamedTuple
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, Record, RecordCounters, Sink
+from splunk_profiler.model import RecordCounters
 from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults, WarningLimit
 from splunk_profiler.pipeline.record_memory import RecordMemory, SizedMemory
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile, Record, Sink
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import OwnedLock, WakeEvent
 

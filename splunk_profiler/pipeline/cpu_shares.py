@@ -2,7 +2,7 @@
 
 A clock says how much a thread has used between two samples, but not where. So the CPU time of a
 profile is divided among the samples in which the thread ran, by the time that each stands for. The
-sum is exact; each place has on average what was used there. Pure; imports the model only.
+sum is exact; each place has on average what was used there. Pure; imports `samples` only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from splunk_profiler.model import Thread
+from splunk_profiler.samples import Thread
 
 _DEFAULT_NAME = re.compile(r"(Thread|Dummy)-\d+")  # says nothing of what a thread does
 _LAST_NUMBER = re.compile(r"\d+(?=$| \()")  # before the function that CPython adds to a default name

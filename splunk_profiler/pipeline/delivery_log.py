@@ -2,7 +2,7 @@
 
 Processes of a tree may share a limit: with no collector, one that forks for each job would log for each job.
 
-Runs on the exporting thread. Imports the model and `system.guard` only.
+Runs on the exporting thread. Imports `samples` and `system.guard` only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Callable
 from typing import NamedTuple
 
-from splunk_profiler.model import ExportResult, ExportStatus
+from splunk_profiler.samples import ExportResult, ExportStatus
 from splunk_profiler.system.guard import logger
 
 _MINUTE_NS = 60_000_000_000

@@ -1,6 +1,6 @@
 """The live heap: sampled allocations whose memory is still in use, as samples at the end of each profile.
 
-One thread runs all of it. Imports the model, and the logger.
+One thread runs all of it. Imports `model` and `samples`, and the logger.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from splunk_profiler.model import DataType, Event, EventKind, Sample, ValueType
+from splunk_profiler.model import DataType, Event, EventKind, ValueType
+from splunk_profiler.samples import Sample
 from splunk_profiler.system.guard import logger
 
 LIVE_HEAP = EventKind(

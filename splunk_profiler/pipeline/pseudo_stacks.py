@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from splunk_profiler.model import Frame, Stack, UnattributedReason
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.samples import UnattributedReason
 
 
 def _pseudo_stack(function: str) -> Stack:

@@ -1,11 +1,12 @@
-"""The memory of queued records, estimated. The owner of the queue calls it under its lock. Imports the model only."""
+"""The memory of queued records, estimated. The owner of the queue calls it under its lock. Imports values only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from splunk_profiler.model import Profile, Record, Sample, Stack
+from splunk_profiler.model import Stack
+from splunk_profiler.samples import Profile, Record, Sample
 
 _SAMPLE_BYTES = 400  # objects and numbers that no other sample has, and the place in the queue
 _STACK_BYTES, _FRAME_BYTES = 200, 8  # the text of a stack is made when it is sent; frames are shared

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from splunk_profiler.model import DataType, EventKind, InstrumentationSource, Snapshot, UnattributedTime
+from splunk_profiler.model import DataType, EventKind
 from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.stream_pipeline import Deliver, RecordPipeline, StreamPipeline
+from splunk_profiler.samples import InstrumentationSource, Snapshot, UnattributedTime
 
 
 class SamplePipeline(RecordPipeline):

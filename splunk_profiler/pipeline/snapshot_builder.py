@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from splunk_profiler.model import (
-    IdleRepeat,
-    InstrumentationSource,
-    Sample,
-    Snapshot,
-    Stack,
-    Thread,
-    ThreadSample,
-    UnattributedReason,
-    UnattributedTime,
-)
+from splunk_profiler.model import Stack
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.stack_filters import GIL, has_internal_name, hides_first_function, is_internal, waiting_on
 from splunk_profiler.pipeline.thread_states import IdleTime, ThreadStates
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
 from splunk_profiler.raw import STATE_READY, STATE_RUNNING, STATE_WANTS_GIL
+from splunk_profiler.samples import (
+    IdleRepeat,
+    InstrumentationSource,
+    Sample,
+    Snapshot,
+    Thread,
+    ThreadSample,
+    UnattributedReason,
+    UnattributedTime,
+)
 from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, CapturedThread, ThreadState, quiet_snapshot
 from splunk_profiler.stream.records import EndRecord, QuietRecord
 

@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from splunk_profiler.model import IdleRepeat, Snapshot, UnattributedTime
 from splunk_profiler.pipeline.live_heap import InUse, LiveHeap
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods
+from splunk_profiler.samples import IdleRepeat, Snapshot, UnattributedTime
 from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, Item, ProcessStarted
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.reader import StreamReader

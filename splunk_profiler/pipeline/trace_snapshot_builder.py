@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from splunk_profiler.model import InstrumentationSource, Sample, Snapshot, SpanRef
+from splunk_profiler.model import SpanRef
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder, make_thread_sample
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta
 from splunk_profiler.raw import Periods
+from splunk_profiler.samples import InstrumentationSource, Sample, Snapshot
 from splunk_profiler.stream.captured import CapturedSnapshot, ThreadState
 
 

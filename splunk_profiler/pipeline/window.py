@@ -12,24 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from splunk_profiler.model import (
-    DataType,
-    EventKind,
-    Frame,
-    IdleRepeat,
-    InstrumentationSource,
-    Sample,
-    Snapshot,
-    SpanRef,
-    Stack,
-    Thread,
-    UnattributedReason,
-    UnattributedTime,
-)
+from splunk_profiler.model import DataType, EventKind, Frame, SpanRef, Stack
 from splunk_profiler.pipeline.cpu_shares import Bucket, CpuShares
 from splunk_profiler.pipeline.gil_waits import GilWaits, gil_wait
 from splunk_profiler.pipeline.pseudo_stacks import MERGED_STACK
 from splunk_profiler.pipeline.stack_filters import GIL
+from splunk_profiler.samples import (
+    IdleRepeat,
+    InstrumentationSource,
+    Sample,
+    Snapshot,
+    Thread,
+    UnattributedReason,
+    UnattributedTime,
+)
 
 _MAX_SHALLOW_FRAMES = 64  # depth of a stack, from the leaf, that may use the reserved half of the frames
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from splunk_profiler.model import Event, SpanRef, Stack, Thread
+from splunk_profiler.model import Event, SpanRef, Stack
+from splunk_profiler.samples import Thread
 from splunk_profiler.stream.records import (
     EndpointRecord,
     EndRecord,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
-from splunk_profiler.model import DataType, Event, EventKind, Frame, SpanRef, Stack, Thread, ValueType
+from splunk_profiler.model import DataType, Event, EventKind, Frame, SpanRef, Stack, ValueType
+from splunk_profiler.samples import Thread
 from splunk_profiler.stream import records
 from splunk_profiler.stream.captured import (
     CapturedEvent,

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
-from splunk_profiler.model import (
+from splunk_profiler.model import Event, Frame, SpanRef, Stack
+from splunk_profiler.pipeline.aggregator import Aggregator
+from splunk_profiler.pipeline.window import Bounds
+from splunk_profiler.samples import (
     Aggregate,
-    Event,
-    Frame,
     InstrumentationSource,
     Profile,
     Sample,
     Snapshot,
-    SpanRef,
-    Stack,
     Thread,
     ThreadSample,
     UnattributedTime,
 )
-from splunk_profiler.pipeline.aggregator import Aggregator
-from splunk_profiler.pipeline.window import Bounds
 
 SECOND_NS = 1_000_000_000
 MS = 1_000_000

@@ -8,7 +8,8 @@ import random
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.formats.pprof import OriginOf, encode_whole
-from splunk_profiler.model import Aggregate, CodeOrigin, Frame, OriginKind, Profile, Stack
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.samples import Aggregate, CodeOrigin, OriginKind, Profile
 
 _SERVE = Frame("shop.app", "serve", "/srv/shop/app.py", 88, 80)
 _CHECKOUT = Frame("shop.cart.Cart", "checkout", "/srv/shop/cart.py", 41, 30)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
+from splunk_profiler.model import Frame, SpanRef, Stack
+from splunk_profiler.samples import Sample, Thread, ThreadSample
 
 
 def make_sample(

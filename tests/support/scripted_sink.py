@@ -7,8 +7,8 @@ from typing import Any
 
 from sample_factory import make_sample
 
-from splunk_profiler.model import Batch, ExportResult, Sample
 from splunk_profiler.pipeline.batch_exporter import BatchExporter
+from splunk_profiler.samples import Batch, ExportResult, Sample
 
 SECOND_NS = 1_000_000_000
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
-from splunk_profiler.model import IdleRepeat, Sample, Snapshot, SpanRef, UnattributedTime
+from splunk_profiler.model import SpanRef
 from splunk_profiler.pipeline.snapshot_builder import SnapshotBuilder
 from splunk_profiler.raw import RawEvent, RawSnapshot
+from splunk_profiler.samples import IdleRepeat, Sample, Snapshot, UnattributedTime
 from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import EndRecord, QuietRecord

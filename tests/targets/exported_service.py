@@ -41,7 +41,8 @@ from splunk_profiler.lifecycle.process_export import ProcessExport
 import_module("concurrent.futures.thread")
 
 EXPORTER_MODULES = (
-    *("grpc", "google.protobuf", "opentelemetry.proto", "splunk_profiler.pipeline", "splunk_profiler.formats"),
+    *("grpc", "google.protobuf", "opentelemetry.proto", "splunk_profiler.samples"),
+    *("splunk_profiler.pipeline", "splunk_profiler.formats"),
     *("splunk_profiler.export.otlp", "splunk_profiler.export.lazy_sink", "splunk_profiler.lifecycle.local_export"),
     "_hashlib",  # with it comes OpenSSL
 )

@@ -27,9 +27,10 @@ from splunk_profiler.config import Resolved, from_env
 from splunk_profiler.export.otlp.exporter import OtlpSink
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.formats.text import BodyFormatter
-from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
+from splunk_profiler.model import Frame, SpanRef, Stack
 from splunk_profiler.pipeline.batch_exporter import BatchExporter
 from splunk_profiler.pipeline.record_memory import estimate_size
+from splunk_profiler.samples import Sample, Thread, ThreadSample
 from splunk_profiler.system.threads import Worker
 
 

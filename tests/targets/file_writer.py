@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from profile_factory import large_profile, small_profile
 
 from splunk_profiler.export.files import DirectorySink
-from splunk_profiler.model import Batch, Profile
+from splunk_profiler.samples import Batch, Profile
 
 _MAX_BYTES = 10_000
 

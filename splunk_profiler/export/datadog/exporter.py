@@ -20,7 +20,7 @@ from splunk_profiler.config.parsers import DatadogAgent
 from splunk_profiler.export.datadog.multipart import LIBRARY_NAME, Form, ProfileFormEncoder
 from splunk_profiler.export.deadline_stream import DeadlineStream, TlsStream, client_context, remaining_s
 from splunk_profiler.export.sink_context import SinkContext
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import OwnedLock, real
 from splunk_profiler.version import __version__
 

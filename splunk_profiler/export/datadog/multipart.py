@@ -18,7 +18,8 @@ from typing import Any
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats import code_provenance, datadog_pprof, pprof
-from splunk_profiler.model import DataType, InstrumentationSource, Profile
+from splunk_profiler.model import DataType
+from splunk_profiler.samples import InstrumentationSource, Profile
 from splunk_profiler.system.threads import yield_gil
 from splunk_profiler.version import __version__
 

@@ -15,7 +15,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 
 from splunk_profiler.config.otlp_transport import LOGS_HEADERS_SETTING, Transport
 from splunk_profiler.config.parsers import Endpoint
-from splunk_profiler.model import ExportResult, ExportStatus
+from splunk_profiler.samples import ExportResult, ExportStatus
 
 _CODE = grpc.StatusCode
 _RETRIED_CODES = {

@@ -24,7 +24,7 @@ from splunk_profiler.export.otlp.channel import Connection, ConnectionSelector, 
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import BodyFormatter
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Record
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Record
 from splunk_profiler.system.printable import shortened
 from splunk_profiler.system.threads import OwnedLock
 

@@ -27,7 +27,8 @@ from profile_factory import large_profile, message, small_profile
 from splunk_profiler.cli.receiver import to_json
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
-from splunk_profiler.model import DataType, InstrumentationSource
+from splunk_profiler.model import DataType
+from splunk_profiler.samples import InstrumentationSource
 
 EXAMPLES = ROOT / "examples"
 RUN_BELOW = {"batch.py", "extract_profiles.py", "seen_from_outside.py", "shop"}

@@ -20,7 +20,8 @@ from profile_schema import decode
 from target_process import Target, profiling_settings
 
 from splunk_profiler.formats.pprof import parts
-from splunk_profiler.model import Aggregate, CodeOrigin, DataType, Frame, OriginKind, Profile, Stack
+from splunk_profiler.model import DataType, Frame, Stack
+from splunk_profiler.samples import Aggregate, CodeOrigin, OriginKind, Profile
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.trees import top_table

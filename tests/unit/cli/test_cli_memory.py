@@ -16,8 +16,9 @@ from splunk_profiler.cli.memory_profiles import MemoryProfiles
 from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.formats.pprof import body, parts
-from splunk_profiler.model import Aggregate, DataType, EventKind, Frame, Profile, Stack, ValueType
+from splunk_profiler.model import DataType, EventKind, Frame, Stack, ValueType
 from splunk_profiler.pipeline.live_heap import HEAP_BEGINS, LIVE_HEAP
+from splunk_profiler.samples import Aggregate, Profile
 
 ALLOCATION = EventKind(
     "allocation", ValueType("alloc_samples", "count"), ValueType("alloc_space", "bytes"), DataType.ALLOCATION

@@ -26,8 +26,9 @@ from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
 from splunk_profiler.formats.pprof import body, parts
-from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.model import Frame, Stack
 from splunk_profiler.pipeline.gil_waits import GilWaits
+from splunk_profiler.samples import Aggregate, Profile
 from splunk_profiler.viewer.profile_messages import NOT_SAMPLED, OUTSIDE, UNNAMED, ProfileError
 
 SEARCH = Frame("shop.app", "search", "/srv/shop/app.py", 4)

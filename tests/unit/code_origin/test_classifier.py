@@ -20,7 +20,7 @@ from wheel_backend import make_wheel
 from splunk_profiler.code_origin import classifier
 from splunk_profiler.code_origin.classifier import APPLICATION, LIBRARY, STANDARD_LIBRARY, UNKNOWN, CodeClassifier
 from splunk_profiler.code_origin.distributions import read_entry
-from splunk_profiler.model import CodeOrigin, OriginKind
+from splunk_profiler.samples import CodeOrigin, OriginKind
 
 TESTS = Path(__file__).resolve().parents[2]
 ROOT = TESTS.parent

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from splunk_profiler.code_origin.classifier import APPLICATION, LIBRARY, UNKNOWN, CodeClassifier
-from splunk_profiler.model import CodeOrigin, OriginKind
+from splunk_profiler.samples import CodeOrigin, OriginKind
 
 
 @pytest.fixture

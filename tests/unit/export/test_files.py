@@ -22,8 +22,9 @@ from profile_schema import decode
 from splunk_profiler.code_origin.classifier import CodeClassifier
 from splunk_profiler.export.files import DirectorySink
 from splunk_profiler.formats.pprof import MAX_BODY_BYTES
-from splunk_profiler.model import Batch, DataType, ExportResult, ExportStatus, InstrumentationSource, Profile
+from splunk_profiler.model import DataType
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, InstrumentationSource, Profile
 
 BATCH = Batch((small_profile(),))
 ABANDONED = ".{}-20260528T202640000Z-1-0123abcd-1.pprof.tmp"

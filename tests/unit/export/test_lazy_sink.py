@@ -16,7 +16,7 @@ from sample_factory import make_sample
 
 from splunk_profiler.export import lazy_sink
 from splunk_profiler.export.lazy_sink import LazySink
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Sample
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Sample
 
 
 class Taking:

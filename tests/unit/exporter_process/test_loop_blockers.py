@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from splunk_profiler.capture.events.blocked_loops import LOOP_BLOCKED as KIND
 from splunk_profiler.exporter_process.loop_blockers import LOOP_BLOCKED, LoopBlocker, LoopBlockers
-from splunk_profiler.model import Aggregate, Frame, Profile, Stack
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.samples import Aggregate, Profile
 
 _LIBRARY = Frame("time", "sleep", "/usr/lib/python3.11/time.py", 1)
 _GENERATED = Frame("shop", "__init__", "<string>", 1)

@@ -22,8 +22,9 @@ from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.exporter_process import session
 from splunk_profiler.exporter_process.session import SessionAccounting, StreamSession
 from splunk_profiler.exporter_process.status import StatusError, decode
-from splunk_profiler.model import Batch, DataType, Event, ExportResult, ExportStatus, Profile
+from splunk_profiler.model import DataType, Event
 from splunk_profiler.raw import RawEvent
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.stream.codec import encode
 from splunk_profiler.stream.records import HEADER, LostRecord
 

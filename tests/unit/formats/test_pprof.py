@@ -20,16 +20,8 @@ from profile_schema import decode
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.formats.pprof import MAX_BODY_BYTES, MAX_TEXT_CHARACTERS, EncodedPart, body, parts
-from splunk_profiler.model import (
-    Aggregate,
-    DataType,
-    EventKind,
-    Frame,
-    InstrumentationSource,
-    Profile,
-    Stack,
-    ValueType,
-)
+from splunk_profiler.model import DataType, EventKind, Frame, Stack, ValueType
+from splunk_profiler.samples import Aggregate, InstrumentationSource, Profile
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -16,7 +16,8 @@ from profile_schema import decode
 
 from splunk_profiler.formats import code_provenance
 from splunk_profiler.formats.pprof import parts
-from splunk_profiler.model import Aggregate, CodeOrigin, Frame, OriginKind, Profile, Stack
+from splunk_profiler.model import Frame, Stack
+from splunk_profiler.samples import Aggregate, CodeOrigin, OriginKind, Profile
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ORIGINS = st.builds(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from splunk_profiler.formats.text import BodyFormatter
-from splunk_profiler.model import Frame, Sample, SpanRef, Stack, Thread, ThreadSample
+from splunk_profiler.model import Frame, SpanRef, Stack
+from splunk_profiler.samples import Sample, Thread, ThreadSample
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -6,17 +6,9 @@ import pytest
 from aggregator_feed import MAIN, MS, SECOND_NS, STACK, WORK, Feed, collection, labels, sample, seen, totals
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
-from splunk_profiler.model import (
-    Frame,
-    InstrumentationSource,
-    Sample,
-    Snapshot,
-    SpanRef,
-    Stack,
-    UnattributedReason,
-    UnattributedTime,
-)
+from splunk_profiler.model import Frame, SpanRef, Stack
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
+from splunk_profiler.samples import InstrumentationSource, Sample, Snapshot, UnattributedReason, UnattributedTime
 
 
 def test_samples_of_one_thread_in_one_place_are_one_aggregate() -> None:

@@ -7,15 +7,11 @@ import tracemalloc
 from aggregator_feed import MAIN, MS, SECOND_NS, STACK, WORK, Feed, collection, labels, sample, seen, totals
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
-from splunk_profiler.model import (
-    Frame,
-    Snapshot,
-    SpanRef,
-    Stack,
-)
+from splunk_profiler.model import Frame, SpanRef, Stack
 from splunk_profiler.pipeline.aggregator import estimate_size
 from splunk_profiler.pipeline.pseudo_stacks import MERGED_STACK
 from splunk_profiler.pipeline.window import Bounds
+from splunk_profiler.samples import Snapshot
 
 
 def test_bounds_drop_spans_then_threads_then_all_labels_and_never_a_sample() -> None:

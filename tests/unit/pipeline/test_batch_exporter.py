@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 from scripted_sink import SECOND_NS, Enough, ScriptedSink, samples
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, RecordCounters, Sample
+from splunk_profiler.model import RecordCounters
 from splunk_profiler.pipeline import batch_exporter as batch_exporter_module
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 from splunk_profiler.pipeline.delivery_log import LastResults
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Sample
 from splunk_profiler.system.threads import WakeEvent
 
 DELIVERED = ExportResult(ExportStatus.DELIVERED)

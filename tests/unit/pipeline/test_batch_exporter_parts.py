@@ -11,8 +11,9 @@ from profile_factory import large_profile
 from sample_factory import make_sample
 from scripted_sink import wait_until_sent
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile, RecordCounters, Sample
+from splunk_profiler.model import RecordCounters
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile, Sample
 
 
 class ProfileSink:

@@ -8,9 +8,10 @@ from queue import SimpleQueue
 import pytest
 from scripted_sink import ScriptedSink, samples, wait_until_sent
 
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, RecordCounters, Sample
+from splunk_profiler.model import RecordCounters
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 from splunk_profiler.pipeline.record_memory import estimate_size
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Sample
 
 DELIVERED = ExportResult(ExportStatus.DELIVERED)
 RETRY = ExportResult(ExportStatus.RETRY, "nobody there")

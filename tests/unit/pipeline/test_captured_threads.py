@@ -18,7 +18,7 @@ from stream_feed import StreamedBuilder
 from top_frames import top_frame
 
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
-from splunk_profiler.model import Sample, ThreadSample
+from splunk_profiler.samples import Sample, ThreadSample
 
 PERIOD_NS = 10_000_000
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.model import Frame, Profile, Sample, Snapshot, Stack, Thread, ThreadSample, UnattributedReason
+from splunk_profiler.model import Frame, Stack
 from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.cpu_shares import Bucket, CpuShares
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
+from splunk_profiler.samples import Profile, Sample, Snapshot, Thread, ThreadSample, UnattributedReason
 
 MS = 1_000_000
 PERIOD_NS = 10 * MS

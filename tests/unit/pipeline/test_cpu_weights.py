@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from stream_feed import StreamedBuilder
 
-from splunk_profiler.model import Frame, Sample, Stack
+from splunk_profiler.model import Frame, Stack
 from splunk_profiler.raw import STATE_RUNNING, RawSnapshot, RawThread
+from splunk_profiler.samples import Sample
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS

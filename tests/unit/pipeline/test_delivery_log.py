@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from splunk_profiler.model import ExportResult, ExportStatus
 from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults, WarningLimit
+from splunk_profiler.samples import ExportResult, ExportStatus
 
 MINUTE_NS = 60_000_000_000
 DEAD = ExportResult(ExportStatus.RETRY, "no collector can be reached")

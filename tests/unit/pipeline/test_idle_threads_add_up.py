@@ -10,11 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from stream_feed import StreamedBuilder
 
-from splunk_profiler.model import Frame, IdleRepeat, Profile, Sample, Snapshot, SpanRef, Stack, UnattributedReason
+from splunk_profiler.model import Frame, SpanRef, Stack
 from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
 from splunk_profiler.pipeline.window import Bounds
 from splunk_profiler.raw import RawSnapshot, RawThread
+from splunk_profiler.samples import IdleRepeat, Profile, Sample, Snapshot, UnattributedReason
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS

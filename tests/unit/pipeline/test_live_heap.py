@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from splunk_profiler.model import (
-    DataType,
-    Event,
-    EventKind,
-    Frame,
-    Profile,
-    Sample,
-    Snapshot,
-    Stack,
-    Thread,
-    ThreadSample,
-    ValueType,
-)
+from splunk_profiler.model import DataType, Event, EventKind, Frame, Stack, ValueType
 from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.live_heap import HEAP_BEGINS, LIVE_HEAP, LiveHeap
+from splunk_profiler.samples import Profile, Sample, Snapshot, Thread, ThreadSample
 
 KIND = EventKind("allocation", ValueType("objects", "count"), ValueType("space", "bytes"), DataType.ALLOCATION)
 MINUTE_NS, MAX_BLOCKS = 60_000_000_000, 16_384

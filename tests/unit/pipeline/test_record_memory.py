@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from sample_factory import make_sample
 
-from splunk_profiler.model import Sample, Stack
+from splunk_profiler.model import Stack
 from splunk_profiler.pipeline.record_memory import SampleMemory
+from splunk_profiler.samples import Sample
 
 COUNT = 2000
 

@@ -20,9 +20,9 @@ from stream_feed import StreamedBuilder
 from top_frames import top_frame
 
 from splunk_profiler.capture.walker import Ticker, WalkerChoice, choose_walker, make_ticker
-from splunk_profiler.model import Sample, Snapshot
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
+from splunk_profiler.samples import Sample, Snapshot
 
 PERIOD_NS = 1_000_000_000
 

@@ -10,10 +10,11 @@ import pytest
 from recorded_stream import LABELS, PERIODS, SPAN, Recorded, record_ends, record_run
 
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
-from splunk_profiler.model import DataType, EventKind, InstrumentationSource, Profile, Sample
+from splunk_profiler.model import DataType, EventKind
 from splunk_profiler.pipeline.live_heap import LIVE_HEAP
 from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, RecordPipeline, StreamPipeline
+from splunk_profiler.samples import InstrumentationSource, Profile, Sample
 from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot
 from splunk_profiler.stream.codec import RecordDecoder, StreamError, encode
 from splunk_profiler.stream.reader import StreamReader

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.model import Stack, Thread
+from splunk_profiler.model import Stack
 from splunk_profiler.pipeline.thread_states import ThreadStates
+from splunk_profiler.samples import Thread
 from splunk_profiler.stream.captured import CapturedSnapshot, CapturedThread, ThreadState
 
 PERIOD_NS = 10_000_000

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splunk_profiler.model import UnattributedReason, UnattributedTime
 from splunk_profiler.pipeline.thread_times import ThreadTimeDelta, ThreadTimes
+from splunk_profiler.samples import UnattributedReason, UnattributedTime
 from splunk_profiler.stream.captured import StartTime
 
 MS = 1_000_000

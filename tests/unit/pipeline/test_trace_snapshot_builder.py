@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import pytest
 from stream_feed import StreamedBuilder
 
-from splunk_profiler.model import Frame, InstrumentationSource, Snapshot, SpanRef, Stack
+from splunk_profiler.model import Frame, SpanRef, Stack
 from splunk_profiler.pipeline.selected_traces import SelectedTraces
 from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods, RawSnapshot, RawThread
+from splunk_profiler.samples import InstrumentationSource, Snapshot
 from splunk_profiler.stream.records import TraceRecord
 
 MS = 1_000_000

@@ -18,9 +18,10 @@ from stream_feed import StreamedBuilder
 from splunk_profiler import labels
 from splunk_profiler.capture.walker import WalkerChoice, choose_walker, make_ticker
 from splunk_profiler.formats.datadog_pprof import translate_profile
-from splunk_profiler.model import Aggregate, Sample, Stack
+from splunk_profiler.model import Stack
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.context_tracker import ContextTracker
+from splunk_profiler.samples import Aggregate, Sample
 from splunk_profiler.user_labels.label_tracker import LabelTracker
 from splunk_profiler.user_labels.labels import CURRENT_LABELS, LABEL_PUBLISHER
 from splunk_profiler.user_labels.sample_labels import (

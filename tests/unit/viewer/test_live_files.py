@@ -14,8 +14,8 @@ from profile_factory import SPAN_ID, TRACE_ID, record_body, small_profile
 from saved_samples import SPAN, TRACE, allocation_line, append, profile_line, sample_line, span_line
 
 from splunk_profiler.formats.pprof import encode_whole
-from splunk_profiler.model import Aggregate, UnattributedReason
 from splunk_profiler.pipeline.pseudo_stacks import UNATTRIBUTED_STACKS
+from splunk_profiler.samples import Aggregate, UnattributedReason
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.model import Selection
 from splunk_profiler.viewer.otlp_files import SourceError

@@ -26,22 +26,11 @@ from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.capture.walker import Ticker, choose_walker, make_ticker
 from splunk_profiler.config import Config
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
-from splunk_profiler.model import (
-    DataType,
-    Event,
-    EventKind,
-    Frame,
-    Profile,
-    Sample,
-    Snapshot,
-    Stack,
-    Thread,
-    ThreadSample,
-    ValueType,
-)
+from splunk_profiler.model import DataType, Event, EventKind, Frame, Stack, ValueType
 from splunk_profiler.pipeline.aggregator import Aggregator
 from splunk_profiler.pipeline.window import Bounds
 from splunk_profiler.raw import RawEvent
+from splunk_profiler.samples import Profile, Sample, Snapshot, Thread, ThreadSample
 
 PROFILES = Config(enabled=True, data_format="pprof-gzip-base64", gc_events="false", memory_enabled=True)
 SECOND_NS = 1_000_000_000

@@ -23,8 +23,9 @@ from splunk_profiler.capture.portable_gc import CollectionLog
 from splunk_profiler.capture.symbolizer import Symbolizer
 from splunk_profiler.capture.walker import Ticker, choose_walker
 from splunk_profiler.config import Config
-from splunk_profiler.model import Sample, Stack
+from splunk_profiler.model import Stack
 from splunk_profiler.raw import RawEvent, RecordedEvent
+from splunk_profiler.samples import Sample
 from splunk_profiler.system.threads import Worker, active_threads
 
 NEVER_NS = 1 << 62

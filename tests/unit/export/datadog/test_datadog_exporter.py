@@ -24,7 +24,7 @@ from profile_factory import small_profile
 from splunk_profiler.config.parsers import DatadogAgent
 from splunk_profiler.export.datadog.exporter import DatadogSink
 from splunk_profiler.export.datadog.multipart import Form, ProfileFormEncoder
-from splunk_profiler.model import Batch, ExportResult, ExportStatus, Profile
+from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import Worker
 
 BATCH = Batch((small_profile(),))

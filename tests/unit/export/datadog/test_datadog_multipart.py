@@ -17,8 +17,9 @@ from profile_factory import large_profile, origin_in_shop, small_profile
 from splunk_profiler.export.datadog.multipart import ProfileFormEncoder
 from splunk_profiler.formats import code_provenance
 from splunk_profiler.formats.datadog_pprof import translate_profile
-from splunk_profiler.model import Aggregate, DataType, Frame, InstrumentationSource, Profile, Stack
+from splunk_profiler.model import DataType, Frame, Stack
 from splunk_profiler.otel.runtime_id import ResourceTagger, RuntimeId
+from splunk_profiler.samples import Aggregate, InstrumentationSource, Profile
 
 
 def formed(profile: Profile, **attributes: Any) -> tuple[ReadForm, dict[str, str]]:

@@ -12,7 +12,7 @@ import pytest
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp.errors import ServerProtocol, classify_error, probe
-from splunk_profiler.model import ExportStatus
+from splunk_profiler.samples import ExportStatus
 
 
 class Server:

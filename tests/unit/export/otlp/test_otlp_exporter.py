@@ -20,7 +20,7 @@ from sample_factory import make_sample
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import parse_endpoint
 from splunk_profiler.export.otlp.exporter import OtlpSink
-from splunk_profiler.model import Batch, ExportStatus, Sample
+from splunk_profiler.samples import Batch, ExportStatus, Sample
 
 
 class Collector(LogsServiceServicer):

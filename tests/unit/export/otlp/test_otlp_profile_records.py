@@ -13,7 +13,7 @@ from profile_factory import large_profile, small_profile
 from profile_schema import decode
 
 from splunk_profiler.export.otlp.profile_records import ProfileEncoder
-from splunk_profiler.model import InstrumentationSource, Profile
+from splunk_profiler.samples import InstrumentationSource, Profile
 
 RESOURCE = Resource({"service.name": "shop"})
 

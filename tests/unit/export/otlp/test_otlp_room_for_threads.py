@@ -29,7 +29,7 @@ from sample_factory import make_sample
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import parse_endpoint
 from splunk_profiler.export.otlp.exporter import OtlpSink
-from splunk_profiler.model import Batch
+from splunk_profiler.samples import Batch
 
 %s
 sink = OtlpSink(parse_endpoint(%r), lambda _: b"", Transport())

@@ -14,7 +14,8 @@ from sample_factory import make_sample
 
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.formats.text import BodyFormatter
-from splunk_profiler.model import InstrumentationSource, Sample, SpanRef
+from splunk_profiler.model import SpanRef
+from splunk_profiler.samples import InstrumentationSource, Sample
 
 RESOURCE = Resource({"service.name": "shop"}, "https://opentelemetry.io/schemas/1.30.0")
 

@@ -17,7 +17,7 @@ from sample_factory import make_sample
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import parse_endpoint
 from splunk_profiler.export.otlp.exporter import OtlpSink
-from splunk_profiler.model import Batch
+from splunk_profiler.samples import Batch
 
 sink = OtlpSink(parse_endpoint("http://127.0.0.1:9"), lambda _: b"", Transport())
 %s
