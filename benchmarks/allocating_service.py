@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import quantiles
@@ -42,6 +43,7 @@ from pydantic import BaseModel
 CLIENTS = 2  # so that one's next order waits while the other's is served
 REQUEST_TIMEOUT_S = 30
 STRETCH_TURNS = 50
+MAX_REQUESTS = 1 << 16
 ITEMS = [{"id": i, "name": f"item {i}", "price": i * 1.5, "count": i % 5, "tags": ["a", "b"]} for i in range(40)]
 ORDER = json.dumps({"customer": "someone", "items": ITEMS})
 
@@ -62,12 +64,13 @@ class Workload(ABC):
 
     Attributes:
         progress: how far it has come.
-        request_cpu_s: CPU time of the serving thread for each request since the last `measure` began.
     """
 
     def __init__(self) -> None:
         self.progress = Progress(0, 0.0, 0.0, 0.0)
-        self.request_cpu_s: list[float] = []
+        # Of the last requests; all of it is there from the start, or it would count as memory of what is measured.
+        self._request_cpu_s = array("d", bytes(8 * MAX_REQUESTS))
+        self._measured_since = 0
 
     @abstractmethod
     def run(self, seconds: float) -> None:
@@ -76,15 +79,20 @@ class Workload(ABC):
     def count_request(self) -> None:
         last = self.progress
         self.progress = Progress(last.served + 1, time.perf_counter(), time.process_time(), time.thread_time())
-        self.request_cpu_s.append(self.progress.serving_s - last.serving_s)
+        self._request_cpu_s[last.served % MAX_REQUESTS] = self.progress.serving_s - last.serving_s
 
     def measure(self, seconds: float) -> Progress:
         """Serve; return how far it came."""
         served, *times = self.progress
-        self.request_cpu_s.clear()
+        self._measured_since = served
         self.run(seconds)
         at_s, process_s, serving_s = (now - then for now, then in zip(self.progress[1:], times, strict=True))
         return Progress(self.progress.served - served, at_s, process_s, serving_s)
+
+    def request_cpu_s(self) -> list[float]:
+        """Return the CPU time of the serving thread for each request since the last `measure` began."""
+        count = min(self.progress.served - self._measured_since, MAX_REQUESTS)
+        return [self._request_cpu_s[(self._measured_since + number) % MAX_REQUESTS] for number in range(count)]
 
 
 class JsonLoop(Workload):
@@ -261,7 +269,7 @@ def measure_case(workload: Workload, case: str, turns: int, seconds: float) -> d
             workload.run(seconds / 5)
             seen = workload.measure(seconds)
             found[switch].append((seen.at_s / seen.served, seen.serving_s / seen.served))
-            requests[switch] += workload.request_cpu_s
+            requests[switch] += workload.request_cpu_s()
     return {
         "turns_on": found[on],
         "turns_off": found[off],
