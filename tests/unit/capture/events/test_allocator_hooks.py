@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 from allocators import allocators, set_allocator
 from sampled_allocations import Drained, make_bytes, sampling
-from target_process import Target
+from target_process import TESTS, Target
 from walker_factory import make
 
 from splunk_profiler.capture.events.allocations import AllocationEventSource
@@ -91,6 +92,46 @@ def test_ends_of_small_blocks_are_seen_with_other_allocators_of_cpython(allocato
     env = {**os.environ, "PYTHONMALLOC": allocator, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", _SMALL], env=env, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("True [] True True\n", "")
+
+
+_WITH_HEADERS = """
+import ctypes, sys
+from sampled_allocations import Drained, make_bytes
+from walker_factory import make
+library, is_first = ctypes.PyDLL(sys.argv[1]), sys.argv[2] == "first"
+def left(drained):
+    return [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+def follow(drained):
+    made = make_bytes([*range(1, 500)])
+    drained.drain()
+    seen = len(left(drained)) > 100
+    del made
+    drained.drain()
+    return seen, left(drained)
+drained = Drained(make())
+if is_first:
+    library.add_headers(2)
+drained.ticker.start_allocations(1, True)
+print(follow(drained))
+if not is_first:
+    kept = make_bytes([*range(1, 500)])
+    library.add_headers(2)
+    drained.drain()
+    del kept
+    drained.drain()
+    print(left(drained), follow(drained))
+drained.ticker.stop_allocations()
+"""
+
+
+@pytest.mark.parametrize(("order", "expected"), [("first", "(True, [])\n"), ("later", "(True, [])\n[] (True, [])\n")])
+def test_ends_are_seen_where_a_library_puts_headers_before_blocks(order: str, expected: str, tmp_path: Path) -> None:
+    source, library = TESTS / "targets" / "block_headers.c", tmp_path / "libheaders.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _WITH_HEADERS, str(library), order]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
 def test_hooks_see_frees_again_when_blocks_in_use_are_followed_later() -> None:
