@@ -120,6 +120,25 @@ def after_c_code(sampled: Sampled) -> None:
     atexit.register(ctypes.PyDLL(None).usleep, 90_000)
 
 
+class Lasting:
+    """An object that computes when the ending interpreter drops it, for many times as long as a drain waits."""
+
+    def __del__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        until_s = monotonic() + 0.3
+        while monotonic() < until_s:
+            pass
+
+
+def long_finaliser(sampled: Sampled) -> None:
+    """End while a thread that drains asks for the GIL, which it does not get any more."""
+    sampled.over.set()
+    sampled.ticker.stop()
+    sampled.run.join()
+    idle = make()
+    threading.Thread(target=worker, args=(idle,), daemon=True).start()
+    vars(gc)["lasting"] = Lasting()  # the names of this module are never dropped: a thread uses them
+
+
 def another_interpreter(sampled: Sampled) -> None:
     module: Any = import_module("_xxsubinterpreters" if sys.version_info < (3, 13) else "_interpreters")
     other = module.create()
@@ -139,6 +158,7 @@ ALONE: dict[str, Callable[[Sampled], None]] = {
     "stopped and dropped": stopped_and_dropped,
     "collected": collected,
     "after C code": after_c_code,
+    "long finaliser": long_finaliser,
     "another interpreter": another_interpreter,
 }
 

@@ -57,6 +57,7 @@ ENDINGS = [
     "stopped and dropped",
     "collected",
     "after C code",
+    "long finaliser",
 ]
 FILL_FREED_MEMORY = "glibc.malloc.perturb=170:glibc.malloc.tcache_count=0"
 HAS_INTERPRETERS = any(find_spec(name) is not None for name in ("_interpreters", "_xxsubinterpreters"))
