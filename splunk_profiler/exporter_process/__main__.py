@@ -49,6 +49,19 @@ class PostponedModule(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
+def postpone_modules() -> None:
+    """Keep modules that are hardly used from being loaded before they are."""
+    sys.modules.update({name: PostponedModule(name) for name in _POSTPONED})
+    # All that `dataclasses` asks of it, from CPython 3.15 on, for each class with slots: half a megabyte.
+    vars(sys.modules["inspect"])["unwrap"] = _unwrap
+
+
+def _unwrap(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
 def main() -> None:
     """Serve hosts until the last one has ended."""
     settings: dict[str, Any] = json.loads(os.environ.pop(VARIABLE))
@@ -63,7 +76,7 @@ def main() -> None:
     listener = socket.socket(fileno=_LISTENER)
     listener.set_inheritable(False)
     logging.logAsyncioTasks = False  # type: ignore[attr-defined]  # from 3.12 on; a line would load asyncio
-    sys.modules.update({name: PostponedModule(name) for name in _POSTPONED})
+    postpone_modules()
     from splunk_profiler.exporter_process.server import Server  # noqa: PLC0415  # the path was not there before
 
     sys.modules["splunk_profiler"].__path__[:] = settings["package"]  # an import hook may have spread it

@@ -267,3 +267,20 @@ def test_postponed_module_is_loaded_when_something_of_it_is_used(
         exec(use, {})  # noqa: S102
         assert sys.modules["late"].__file__ == str(tmp_path / "late" / "__init__.py")
         assert postponed.value == 7
+
+
+def test_classes_with_slots_do_not_load_what_is_postponed() -> None:
+    code = (
+        "import sys\n"
+        "from dataclasses import dataclass\n"
+        "from splunk_profiler.exporter_process.__main__ import PostponedModule, postpone_modules\n"
+        "postpone_modules()\n"
+        "@dataclass(frozen=True, slots=True)\n"
+        "class Point:\n"
+        "    'A place.'\n"
+        "    x: int\n"
+        "print(Point(3), type(sys.modules['inspect']) is PostponedModule)\n"
+    )
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("Point(x=3) True\n", "")
