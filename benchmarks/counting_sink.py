@@ -83,14 +83,14 @@ class CountingSink:
 
 
 class SampleCounter:
-    """The counts of the receiver. Profiles are parsed when somebody asks, so as not to disturb what is measured."""
+    """The counts of the receiver. All is read when somebody asks, so as not to disturb what is measured."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         from received_samples import SampleReader  # noqa: PLC0415  # not in the process that asks
 
         self._lock = threading.Lock()
         self._reader = SampleReader(kinds)
-        self._profiles: list[Any] = []
+        self._unread: list[tuple[str, bytes]] = []  # content type, empty for OTLP, and body
         self._counts: Counter[str] = Counter()
         self._first_s: float | None = None
 
@@ -98,41 +98,46 @@ class SampleCounter:
         """Count one request of OTLP."""
         from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: PLC0415
 
-        request = logs_service_pb2.ExportLogsServiceRequest.FromString(message)
-        records = [
-            record for group in request.resource_logs for part in group.scope_logs for record in part.log_records
-        ]
         with self._lock:
-            self._arrived(len(message), len(records))
-            self._counts["in_spans"] += sum(bool(record.span_id) for record in records)
-            for record in records:
-                if record.body.string_value.startswith('"'):
-                    self._reader.add_text(record)
-                else:
-                    self._profiles.append((record.time_unix_nano, record.body.string_value))
+            self._arrived("", message)
         return logs_service_pb2.ExportLogsServiceResponse()
 
     def post(self, path: str, content_type: str, body: bytes) -> None:
         """Count one request over HTTP."""
         if path.startswith(("/profiling/", "/push.v1.")):
             with self._lock:
-                self._arrived(len(body), 1)
-                self._profiles.append((content_type, body))
+                self._arrived(content_type, body)
 
-    def _arrived(self, size: int, records: int) -> None:
-        self._counts["size"] += size
-        self._counts["records"] += records
+    def _arrived(self, content_type: str, body: bytes) -> None:
+        self._unread.append((content_type, body))
+        self._counts["size"] += len(body)
         if self._first_s is None:
             self._first_s = time.monotonic()
+
+    def _read(self, content_type: str, body: bytes) -> None:
+        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2  # noqa: PLC0415
+
+        if content_type:
+            self._counts["records"] += 1
+            self._reader.add_profile(content_type, body)
+            return
+        for group in logs_service_pb2.ExportLogsServiceRequest.FromString(body).resource_logs:
+            for record in (record for part in group.scope_logs for record in part.log_records):
+                self._counts["records"] += 1
+                self._counts["in_spans"] += bool(record.span_id)
+                if record.body.string_value.startswith('"'):
+                    self._reader.add_text(record)
+                else:
+                    self._reader.add_profile(record.time_unix_nano, record.body.string_value)
 
     def line(self) -> str:
         """Return the totals as JSON."""
         with self._lock:
-            counts = {name: self._counts[name] for name in ("records", "size", "in_spans")}
-            for source, body in self._profiles:
-                self._reader.add_profile(source, body)
-            self._profiles.clear()
-            return json.dumps({**counts, "first_s": self._first_s, **self._reader.sums()})
+            unread, self._unread = self._unread, []
+        for content_type, body in unread:
+            self._read(content_type, body)
+        counts = {name: self._counts[name] for name in ("records", "size", "in_spans")}
+        return json.dumps({**counts, "first_s": self._first_s, **self._reader.sums()})
 
 
 def make_http_server(counter: SampleCounter) -> ThreadingHTTPServer:
@@ -143,7 +148,7 @@ def make_http_server(counter: SampleCounter) -> ThreadingHTTPServer:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            counter.post(self.path, self.headers.get("Content-Type") or "", body)
+            counter.post(self.path, self.headers.get("Content-Type") or "unknown", body)
             self.do_GET()
 
         def do_GET(self) -> None:
