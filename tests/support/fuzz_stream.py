@@ -3,8 +3,8 @@
     fuzz_stream.py [COUNT]
 
 Nothing but `StreamError` may come out of the decoder, the reader and the pipeline, and none may keep more than it was
-given. Nearly all inputs are a few records; one of a thousand is a whole stream. Prints how many were refused. Exits
-with status 1 at the first other exception, with the input that reproduces it.
+given. Nearly all inputs are a few records; one of a thousand is a whole stream, for each pipeline in turns. Prints how
+many were refused. Exits with status 1 at the first other exception, with the input that reproduces it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from typing import Literal
 
 from recorded_stream import PERIODS, Recorded, record_ends, record_run
 
+from splunk_profiler.capture.events.allocations import ALLOCATION_KIND
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
-from splunk_profiler.pipeline.record_pipeline import ProfilePipeline
+from splunk_profiler.pipeline.live_heap import LIVE_HEAP
+from splunk_profiler.pipeline.record_pipeline import ProfilePipeline, SamplePipeline
 from splunk_profiler.pipeline.stream_pipeline import PipelineSettings, StreamPipeline
 from splunk_profiler.stream.codec import StreamError
 from splunk_profiler.stream.reader import StreamReader
@@ -141,12 +143,16 @@ def read(data: bytes) -> str:
     return "cut off" if reader.pending_bytes else "read"
 
 
-def pipe(data: bytes) -> str:
-    """Read a whole stream through a pipeline without a guard; return how it went."""
-    settings = PipelineSettings(PERIODS, skips_idle=True)
+def _discard(_records: object) -> None:
+    """Take records."""
+
+
+def pipe(data: bytes, *, profiles: bool) -> str:
+    """Read a whole stream through one of the two pipelines without a guard; return how it went."""
+    kinds = (GC_KIND, ALLOCATION_KIND, LIVE_HEAP)
     pipeline = StreamPipeline(
-        settings,
-        lambda source: ProfilePipeline(lambda _records: None, 10**10, (GC_KIND,), source),
+        PipelineSettings(PERIODS, skips_idle=profiles),
+        lambda source: ProfilePipeline(_discard, 10**10, kinds, source) if profiles else SamplePipeline(_discard),
         NoGuard("the pipeline"),
     )
     found = "read"
@@ -175,7 +181,8 @@ def fuzz(data: bytes, count: int, seed: int) -> Counter[str]:
     found: Counter[str] = Counter()
     for number, mutated in enumerate(inputs(data, count, seed), 1):
         try:
-            found[read(mutated) if number % _WHOLE_EVERY else pipe(mutated)] += 1
+            is_whole = number % _WHOLE_EVERY == 0
+            found[pipe(mutated, profiles=number % (2 * _WHOLE_EVERY) == 0) if is_whole else read(mutated)] += 1
         except Exception as error:
             raise UnexpectedError(f"seed {seed}, input {number}: {bytes(mutated).hex()} raised {error!r}") from error
     return found
@@ -189,7 +196,7 @@ def main() -> None:
     arguments = parser.parse_args()
     shares = [_TASK_SIZE] * (arguments.count // _TASK_SIZE) + [arguments.count % _TASK_SIZE]
     started_s = time.monotonic()
-    recorded: Recorded = record_run()
+    recorded: Recorded = record_run(with_all=True)
     found: Counter[str] = Counter()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for share in pool.map(

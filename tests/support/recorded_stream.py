@@ -10,12 +10,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from splunk_profiler.capture.events.allocations import ALLOCATION_KIND
 from splunk_profiler.capture.events.garbage_collections import GC_KIND
 from splunk_profiler.capture.recorder import ContextReader, StreamRecorder
 from splunk_profiler.capture.walker import choose_walker, make_ticker
 from splunk_profiler.model import Event, SpanRef
 from splunk_profiler.raw import Periods, RawEvent, RawSnapshot, TraceFilter
-from splunk_profiler.stream.records import HEADER
+from splunk_profiler.stream.records import HEADER, FreedBlocksRecord
 
 PERIODS = Periods(100_000_000, 10_000_000)
 SPAN = SpanRef(0xABC << 64, 11, 1, 7, "GET /")
@@ -112,9 +113,24 @@ class _Run:
         self.recorder.record_event(RawEvent(raw.time_ns, thread, event))
         self.recorder.record_trace_ended(SPAN.trace_id, raw.time_ns)
 
+    def note_rest(self) -> None:
+        """Record what a run of a moment has none of: quiet deadlines, lost snapshots, blocks that end or stay."""
+        raw = self.raw()
+        self.recorder.record_snapshot(raw)
+        self.recorder.record_snapshot(raw._replace(quiet_count=3, period_ns=10_000_000))
+        for live_id in (1, 2):
+            event: Any = Event(ALLOCATION_KIND, (), 7, 3_000_000)
+            self.recorder.record_event(RawEvent(raw.time_ns, raw.threads[0], event, live_id=live_id))
+        self.recorder.record_event(FreedBlocksRecord([1]))
+        self.recorder.record_snapshot(self.raw()._replace(lost_count=2))
+        self.pieces.append(self.recorder.take())
 
-def record_run(settings: dict[str, Any] | None = None) -> Recorded:
-    """Return the stream of a new run of this process, which says that these are its settings."""
+
+def record_run(settings: dict[str, Any] | None = None, *, with_all: bool = False) -> Recorded:
+    """Return the stream of a new run of this process, which says that these are its settings.
+
+    With `with_all` it has a record of each type.
+    """
     run = _Run(settings or {"service": "shop"})
     with _waiting("waits"):
         with _waiting("held", _hold_span) as held:
@@ -125,6 +141,8 @@ def record_run(settings: dict[str, Any] | None = None) -> Recorded:
             ends.name = "renamed"
             run.take(1)
         run.take()
+        if with_all:
+            run.note_rest()
     run.recorder.record_end()
     run.pieces.append(run.recorder.take())
     return Recorded(tuple(run.pieces), run.count)

@@ -137,7 +137,7 @@ class RefusedPieces:
     """
 
     def __init__(self) -> None:
-        self._count = 0
+        self._count = self._delivered = 0
         self._counted = threading.Condition()
         self.are_wanted = threading.Event()
 
@@ -148,10 +148,16 @@ class RefusedPieces:
             is_sent = send(output, data)
             with self._counted:
                 self._count += not is_sent
+                self._delivered = output.counters().delivered
                 self._counted.notify_all()
             return is_sent
 
         ProcessExport.send = counted  # type: ignore[assignment, method-assign]
+
+    def wait_for_report(self) -> None:
+        """Wait until the exporter has said that it has delivered something."""
+        with self._counted:
+            self._counted.wait_for(lambda: self._delivered > 0)
 
     def wait_for(self, further: int) -> None:
         self.are_wanted.set()
@@ -244,6 +250,7 @@ CHANGES: dict[str, Callable[[], object]] = {
     "another user": become_nobody,
     "no process": leave_no_room,
     "no program": leave_programs,
+    "reported": REFUSED.wait_for_report,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import threading
 
 import pytest
 
@@ -48,6 +49,34 @@ def test_small_blocks_that_were_resized_end_when_they_are_freed() -> None:
         drained.drain()
     assert seen >= 20
     assert len(in_use(drained)) <= 5, "Python itself keeps a few that it has made meanwhile"
+
+
+def test_threads_without_the_gil_free_raw_blocks_beside_those_that_are_followed() -> None:
+    python, over = ctypes.CDLL(None), threading.Event()  # its calls release the GIL
+    python.PyMem_RawMalloc.restype, python.PyMem_RawFree.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+    def free_raw_blocks() -> None:
+        while not over.is_set():
+            for block in [python.PyMem_RawMalloc(ctypes.c_size_t(700)) for _ in range(50)]:
+                python.PyMem_RawFree(block)
+
+    threads = [threading.Thread(target=free_raw_blocks, daemon=True) for _ in range(3)]
+    for each in threads:
+        each.start()
+    try:
+        for _ in range(20):  # the hook comes and goes meanwhile
+            with sampling(1_000) as drained:
+                kept = keep_a_fifth(drained, [*range(1, 800)], 2)
+                seen = len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]])
+                kept.clear()
+                drained.drain()
+                left = [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+            assert seen > 10
+            assert left == []
+    finally:
+        over.set()
+        for each in threads:
+            each.join()
 
 
 def test_python_counts_its_blocks_as_without_samples() -> None:
