@@ -51,7 +51,7 @@ def test_small_blocks_that_were_resized_end_when_they_are_freed() -> None:
     assert len(in_use(drained)) <= 5, "Python itself keeps a few that it has made meanwhile"
 
 
-def test_threads_without_the_gil_free_raw_blocks_beside_those_that_are_followed() -> None:
+def test_threads_without_the_gil_free_raw_blocks_beside_followed_ones() -> None:
     python, over = ctypes.CDLL(None), threading.Event()  # its calls release the GIL
     python.PyMem_RawMalloc.restype, python.PyMem_RawFree.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
