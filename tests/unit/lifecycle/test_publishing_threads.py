@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Iterator
 from errno import EAGAIN
@@ -118,15 +119,16 @@ def test_library_that_cannot_be_looked_up_keeps_no_process_invisible(
 def test_audit_tries_again_when_the_process_could_make_no_more_threads(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: threading.Thread) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with publishing(directory) as life:
         wait_for_end()
         first_span()
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", fail)
+            patch.setattr(_thread, "start_new_thread", fail)
             life.audit()
+        assert count_threads() == 0
         assert read_storage() is None
         life.audit()
         assert wait_for_storage().name == "shop"
