@@ -52,12 +52,12 @@ class PostponedModule(ModuleType):
 def postpone_modules() -> None:
     """Keep modules that are hardly used from being loaded before they are."""
     sys.modules.update({name: PostponedModule(name) for name in _POSTPONED})
-    # All that `dataclasses` asks of it, from CPython 3.15 on, for each class with slots: half a megabyte.
+    # All that `dataclasses` asks of it, from CPython 3.14 on, for each class with slots: half a megabyte.
     vars(sys.modules["inspect"])["unwrap"] = _unwrap
 
 
-def _unwrap(function: Any) -> Any:
-    while hasattr(function, "__wrapped__"):
+def _unwrap(function: Any, *, stop: Callable[[Any], bool] = lambda _: False) -> Any:
+    while hasattr(function, "__wrapped__") and not stop(function):
         function = function.__wrapped__
     return function
 
