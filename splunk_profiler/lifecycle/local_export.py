@@ -17,6 +17,7 @@ from splunk_profiler.model import RecordCounters
 from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.system.clocks import boottime_ns
+from splunk_profiler.system.descriptors import were_closed
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import Worker
 
@@ -73,6 +74,9 @@ class LocalExport(StreamOutput):
             is_read = True
         with self._guard.catching():
             self._pipeline.tick(boottime_ns())
+        with self._guard.catching():
+            if were_closed():
+                self.sink.interrupt()
         return is_read
 
     def stop(self, timeout_s: float) -> None:

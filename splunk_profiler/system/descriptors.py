@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import cache
 
 
 def file_of(descriptor: int) -> tuple[int, int] | None:
@@ -16,6 +17,26 @@ def file_of(descriptor: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+@cache
+def _open_witness() -> tuple[int, tuple[int, int] | None]:
+    """Open a descriptor; return it with its file."""
+    witness, other = os.pipe()
+    os.close(other)
+    return witness, file_of(witness)
+
+
+def were_closed() -> bool:
+    """Return True once the application has closed all descriptors that it does not know, as daemons do.
+
+    The first call opens the descriptor that shows it, which forked children have, too.
+    """
+    try:
+        witness, file = _open_witness()
+    except OSError:  # none is free
+        return False
+    return file_of(witness) != file
 
 
 def takes_lines(descriptor: int) -> bool:

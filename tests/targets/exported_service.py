@@ -244,6 +244,7 @@ def answer_request() -> None:
 
 
 CHANGES: dict[str, Callable[[], object]] = {
+    "close all": lambda: os.closerange(3, 1024),
     "full": lambda: threading.stack_size(_HUGE_STACK),
     "price": answer_request,
     "room": lambda: threading.stack_size(0),

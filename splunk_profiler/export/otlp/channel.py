@@ -22,6 +22,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint, quote_redacted, redact
+from splunk_profiler.system.descriptors import were_closed
 from splunk_profiler.system.guard import logger
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
@@ -42,10 +43,14 @@ _CHANNEL_OPTIONS = (
 # gRPC starts a thread for each processor, at least 4 and at most 16, two more with its first channel, and some later.
 _GRPC_THREADS = 2 * min(max(os.cpu_count() or 1, 4), 16)
 _GRPC_DESCRIPTORS = 8  # it needs 4 for its first channel
+DESCRIPTORS_CLOSED = (
+    "the application has closed the descriptors of gRPC, as daemons do; start the profiler after that, "
+    "or have an exporter process export (SPLUNK_PROFILER_EXPORTER=auto)"
+)
 
 
 class GrpcUnusableError(Exception):
-    """Error for a process that gRPC would abort; the message says why."""
+    """Error for a process that gRPC would abort, or whose log it would fill; the message says why."""
 
 
 @cache
@@ -115,7 +120,13 @@ class ConnectionSelector:
         self._consecutive_timeouts = 0
 
     def choose_connection(self, *, may_share: bool) -> Connection:
-        """Return the connection for the next export: our own unless `may_share`."""
+        """Return the connection for the next export: our own unless `may_share`.
+
+        Raises:
+            GrpcUnusableError: gRPC would abort the process, or has lost its descriptors.
+        """
+        if were_closed():  # gRPC does not notice: it repeats a message without end, 25 MB of it in a second
+            raise GrpcUnusableError(DESCRIPTORS_CLOSED)
         if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
         channel = None

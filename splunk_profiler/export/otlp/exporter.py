@@ -20,11 +20,12 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp import errors
-from splunk_profiler.export.otlp.channel import Connection, ConnectionSelector, GrpcUnusableError
+from splunk_profiler.export.otlp.channel import DESCRIPTORS_CLOSED, Connection, ConnectionSelector, GrpcUnusableError
 from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import BodyFormatter
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Record
+from splunk_profiler.system.descriptors import were_closed
 from splunk_profiler.system.printable import shortened
 from splunk_profiler.system.threads import OwnedLock
 
@@ -153,7 +154,7 @@ class OtlpSink(Generic[Record]):
 
     def _interrupted_result(self) -> ExportResult:
         text = f"{self._endpoint.url} had not answered when the export had to be ended"
-        return ExportResult(ExportStatus.RETRY, text)
+        return ExportResult(ExportStatus.RETRY, DESCRIPTORS_CLOSED if were_closed() else text)
 
     def _exchange(self, connection: Connection, message: bytes) -> Any:
         options: dict[str, Any] = {

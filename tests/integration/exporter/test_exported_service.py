@@ -369,19 +369,6 @@ def test_service_beside_an_exporter_stopped_for_a_minute_stays_as_it_is() -> Non
         assert target.finish() == 0, target.output
 
 
-def test_service_that_becomes_a_daemon_is_exported_under_its_new_pid() -> None:
-    with Receiver() as receiver, _service(receiver.url) as target:
-        receiver.record(_is_of_cart)
-        (exporter,) = find_exporters(target.pid)
-        target.tell("daemon")
-        pid = target.json("daemon")
-        receiver.record(lambda record: _is_of_cart(record) and record["resource"]["process.pid"] == pid)
-        target.tell("stop")
-        assert target.finish() == 0, target.output
-        for process in (pid, exporter, *find_exporters(pid)):
-            wait_for_end(process)
-
-
 def test_service_without_a_place_to_write_is_exported() -> None:
     lock = """
     for place in $(cut -d' ' -f2 /proc/self/mounts | grep -v '^/proc'); do mount -o remount,bind,ro "$place"; done

@@ -1,0 +1,59 @@
+"""A service that becomes a daemon, or closes all descriptors as daemons do: with either exporter."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from exporter_processes import find_exporters, wait_for_end
+from receiver_process import Receiver
+from target_process import Target, profiling_settings
+
+pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, reason="the native walker is not built")
+
+_CLOSED = "profiling records are not delivered: the application has closed the descriptors of gRPC"
+
+
+def _service(receiver_url: str, exporter: str) -> Target:
+    return Target("exported_service.py", env=profiling_settings(receiver_url, 10, SPLUNK_PROFILER_EXPORTER=exporter))
+
+
+def _is_of_cart(record: dict[str, Any]) -> bool:
+    return ".price_items(" in record["body"] and bool(record["span_id"])
+
+
+def test_service_that_becomes_a_daemon_is_exported_under_its_new_pid() -> None:
+    with Receiver() as receiver, _service(receiver.url, "process") as target:
+        receiver.record(_is_of_cart)
+        (exporter,) = find_exporters(target.pid)
+        target.tell("daemon")
+        pid = target.json("daemon")
+        receiver.record(lambda record: _is_of_cart(record) and record["resource"]["process.pid"] == pid)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+        for process in (pid, exporter, *find_exporters(pid)):
+            wait_for_end(process)
+
+
+def test_service_whose_threads_export_into_closed_descriptors_says_so_once() -> None:
+    with Receiver() as receiver, _service(receiver.url, "thread") as target:
+        receiver.record(_is_of_cart)
+        receiver.switch("hang")
+        receiver.exports(1, answer="hang")
+        target.tell("close all")
+        target.line(_CLOSED)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+        assert target.output.count("\n") < 5  # gRPC would have written 25 MB in a second
+
+
+def test_daemon_of_a_service_whose_threads_export_says_that_they_cannot() -> None:
+    with Receiver() as receiver, _service(receiver.url, "thread") as target:
+        receiver.record(_is_of_cart)
+        target.tell("daemon")
+        target.line(_CLOSED)
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+        wait_for_end(target.json("daemon"))
+        assert target.output.count("\n") < 5
