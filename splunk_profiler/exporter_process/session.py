@@ -37,6 +37,7 @@ _SERVICE_NAME, _PROCESS_ID = "service.name", "process.pid"
 _MAX_MESSAGES = 256
 _END_TIMEOUT_S, _MAX_END_TIMEOUT_S = 2.0, 30.0  # of a host that was killed; of one that waits
 _MAX_OPEN_S = 20.0  # besides: beside busy processes, to load what exports takes longer than most hosts wait
+_MIN_WAIT_S = 1.0  # a host that waits for less may as well be killed: it costs nothing to send its records meanwhile
 _END_MARGIN_S = 0.3  # of the host's wait: for an export in flight, and for the message to the host
 _MIN_DIVIDED_NS = 1_000_000  # each session has it divided at each tick, which visits all of them
 _MAX_QUEUE_BYTES, _ALL_QUEUES_BYTES = 16 << 20, 64 << 20  # 16 MiB are 12 s of 33 threads at 10 ms
@@ -87,7 +88,8 @@ class StreamSession:
                 if isinstance(item, CapturedSnapshot):
                     self._period_ns = (0 if item.is_focused else item.period_ns) or self._period_ns
                 elif isinstance(item, EndRecord):
-                    self._end_timeout_s = min(max(item.timeout_ns / 1e9, _END_MARGIN_S), _MAX_END_TIMEOUT_S)
+                    waits_s = item.timeout_ns / 1e9
+                    self._end_timeout_s = _END_TIMEOUT_S if waits_s < _MIN_WAIT_S else min(waits_s, _MAX_END_TIMEOUT_S)
                     self.close()
 
     def tick(self) -> None:

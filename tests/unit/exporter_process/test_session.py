@@ -137,6 +137,32 @@ def test_a_host_need_not_wait_until_what_exports_is_loaded(
     assert fed.end_timeout_s > 1
 
 
+class DeadlineSink(ScriptedSink):
+    """A sink that keeps the time for which it may still export."""
+
+    timeout_s = 0.0
+
+    def set_shutdown_deadline(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+
+
+@pytest.mark.parametrize(("waits_s", "least_s", "most_s"), [(0, 1.5, 2), (0.2, 1.5, 2), (1.5, 1, 1.3), (600, 25, 30)])
+def test_host_is_told_the_result_in_time_unless_it_hardly_waits(
+    waits_s: float, least_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = DeadlineSink()
+    monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(lambda: sink, is_known))
+    recorder = StreamRecorder(ContextReader(lambda _context: None), is_native=True)
+    recorder.record_start(to_values(from_env()))
+    recorder.record_resource({"service.name": "shop"}, "", is_final=True)
+    recorder.record_end(waits_s)
+    fed = StreamSession(1, SessionAccounting(lambda: None))
+    fed.feed(recorder.take())
+    while not fed.is_done:
+        pass
+    assert least_s < sink.timeout_s < most_s
+
+
 def test_status_says_what_became_of_records_and_of_lost_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = ScriptedSink(ExportResult(ExportStatus.REJECTED, "of no use"))
     monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(lambda: sink, is_known))
