@@ -68,7 +68,9 @@ def main() -> None:
     with suppress(OSError):  # where /proc is not mounted
         Path("/proc/self/comm").write_text(COMMAND_NAME, "utf-8")
     gc.set_threshold(_GC_THRESHOLD)
-    sys.path[:] = settings["path"]
+    # The standard library's first: modules of the application may have the same names.
+    own = [entry for entry in sys.path if entry != os.path.dirname(__file__)]  # noqa: PTH120  # there where not isolated
+    sys.path[:] = dict.fromkeys([*own, *settings["path"]])
     if settings.get("leaves_directory"):  # not of an older version of the package
         os.chdir("/")
     import socket  # noqa: PLC0415  # `launch` imports this module in the host, which may not have loaded it

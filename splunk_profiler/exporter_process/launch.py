@@ -285,7 +285,7 @@ class Launcher:
         paths = [path for name in _PATHS for path in (env.get(name) or "/").split(":")]
         settings = {
             "leaves_directory": not has_provider and all(path.startswith("/") for path in paths),
-            "path": [*_absolute_path()],
+            "path": [*dict.fromkeys(_absolute_path())],
             "package": [*sys.modules["splunk_profiler"].__path__],
             "factory": self.factory,
             "token": token,
@@ -329,9 +329,13 @@ def _is_inherited(name: str) -> bool:
 
 
 def _absolute_path() -> Iterator[str]:
-    """Yield the entries of `sys.path`, and the directory of our package, which an import hook may have found."""
+    """Yield the entries of `sys.path` after those with our package, which an import hook may have found, and its needs.
+
+    The application may have put a directory in front, with modules of the names of some that the exporter imports.
+    """
     package = str(Path(__file__).parents[2])
-    for entry in [*sys.path, *([] if package in sys.path else [package])]:
+    opentelemetry = [os.path.dirname(entry) for entry in getattr(sys.modules.get("opentelemetry"), "__path__", ())]  # noqa: PTH120  # as below
+    for entry in [package, *opentelemetry, *sys.path]:
         with suppress(OSError):  # there is no working directory
             if isinstance(entry, str):
                 yield os.path.abspath(entry)  # noqa: PTH100  # an entry may be a link
@@ -339,7 +343,7 @@ def _absolute_path() -> Iterator[str]:
 
 def _application_name() -> str:
     first = (getattr(sys, "argv", None) or [""])[0]
-    path = Path(first)
+    path = Path(first if isinstance(first, str | os.PathLike) else "")
     name = path.parent.name if path.name == "__main__.py" else path.name
     encoding = sys.getfilesystemencoding()  # which may lack characters of a title that the application has set
     return printable(name or "python")[:_MAX_NAME].encode(encoding, "backslashreplace").decode(encoding)

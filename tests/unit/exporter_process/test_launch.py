@@ -176,10 +176,12 @@ def test_environment_carries_the_path_of_the_host(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "a:b", "/ü", 1])
     path = json.loads(LAUNCHER.environment({}, "token")[VARIABLE])["path"]
-    assert path[:3] == [str(tmp_path), str(tmp_path / "a:b"), "/ü"]
-    assert (Path(path[3]) / "splunk_profiler" / "exporter_process").is_dir()
+    needed, entries = path[:-3], path[-3:]
+    assert entries == [str(tmp_path), str(tmp_path / "a:b"), "/ü"]
+    assert (Path(needed[0]) / "splunk_profiler" / "exporter_process").is_dir()
     shutil.rmtree(tmp_path)
-    assert json.loads(LAUNCHER.environment({}, "token")[VARIABLE])["path"][0] == "/ü"  # there is no working directory
+    path = json.loads(LAUNCHER.environment({}, "token")[VARIABLE])["path"]
+    assert path == [*needed, "/ü"]  # there is no working directory
 
 
 @pytest.mark.parametrize(
@@ -190,9 +192,11 @@ def test_environment_carries_the_path_of_the_host(monkeypatch: pytest.MonkeyPatc
         ([""], "python"),
         (["/x/two\nlines"], "two\\nlines"),
         (["/x/" + "long" * 100], "long" * 16),
+        ([b"bytes"], "python"),
+        ([None], "python"),
     ],
 )
-def test_title_names_the_host(argv: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_title_names_the_host(argv: list[object], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", argv)
     assert LAUNCHER.arguments({})[-1] == f"splunk-profiler exporter for PID {os.getpid()} ({name})"
 
