@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from functools import cache
+from contextlib import suppress
 
 
 def file_of(descriptor: int) -> tuple[int, int] | None:
@@ -19,24 +19,29 @@ def file_of(descriptor: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-@cache
-def _open_witness() -> tuple[int, tuple[int, int] | None]:
-    """Open a descriptor; return it with its file."""
-    witness, other = os.pipe()
-    os.close(other)
-    return witness, file_of(witness)
+_WITNESSES: list[tuple[int, tuple[int, int] | None]] = []  # descriptors and files; forked children have them, too
+HIGH_NUMBER = 1000  # above those of a library; the kernel's table of descriptors has room for 1,024 then
+
+
+def open_witness(least_number: int = 0) -> None:
+    """Open a descriptor, by which `were_closed` knows that the application closes those that it does not know.
+
+    One before and one after a library opens its own, and a high one, are in any range that has those. Raises nothing.
+    """
+    with suppress(OSError, ValueError):
+        if not _WITNESSES:
+            witness, other = os.pipe()
+            os.close(other)
+        else:
+            import fcntl  # noqa: PLC0415  # missing on Windows
+
+            witness = fcntl.fcntl(_WITNESSES[0][0], fcntl.F_DUPFD_CLOEXEC, least_number)
+        _WITNESSES.append((witness, file_of(witness)))
 
 
 def were_closed() -> bool:
-    """Return True once the application has closed all descriptors that it does not know, as daemons do.
-
-    The first call opens the descriptor that shows it, which forked children have, too.
-    """
-    try:
-        witness, file = _open_witness()
-    except OSError:  # none is free
-        return False
-    return file_of(witness) != file
+    """Return True once the application has closed descriptors that it does not know, as daemons do."""
+    return any(file_of(witness) != file for witness, file in _WITNESSES)
 
 
 def takes_lines(descriptor: int) -> bool:

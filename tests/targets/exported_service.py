@@ -18,15 +18,18 @@ import logging
 import os
 import random
 import resource
+import socket
 import struct
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 import seccomp
@@ -49,6 +52,7 @@ EXPORTER_MODULES = (
 _PR_SET_CHILD_SUBREAPER = 36
 # gRPC is loaded beside a thread that never pauses.
 BUSY = [[""], ["frozen"], ["no exec"], ["no interpreter"], ["subreaper"]]
+_MAX_REUSED = 256
 _HUGE_STACK = 1 << 60
 _NOBODY = 65534
 _UNUSED_USER = 100_000
@@ -243,8 +247,30 @@ def answer_request() -> None:
         price_items()
 
 
+def reuse_descriptors() -> None:
+    """Close those of gRPC and all after them, and have their numbers for sockets of the application."""
+    first = _MAX_REUSED
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            first = min(first, int(entry.name)) if "eventpoll" in str(entry.readlink()) else first
+    os.closerange(first, _MAX_REUSED)
+    REUSED.extend(socket.socketpair() for _ in range(20))
+
+
+def count_received() -> None:
+    """Say how many bytes have come to the sockets."""
+    received = 0
+    for one in (end for pair in REUSED for end in pair):
+        with suppress(BlockingIOError):
+            received += len(one.recv(1 << 20, socket.MSG_DONTWAIT))
+    print("bytes", received, flush=True)
+
+
+REUSED: list[tuple[socket.socket, socket.socket]] = []
 CHANGES: dict[str, Callable[[], object]] = {
     "close all": lambda: os.closerange(3, 1024),
+    "reuse": reuse_descriptors,
+    "received": count_received,
     "full": lambda: threading.stack_size(_HUGE_STACK),
     "price": answer_request,
     "room": lambda: threading.stack_size(0),

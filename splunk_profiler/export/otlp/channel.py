@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint, quote_redacted, redact
-from splunk_profiler.system.descriptors import were_closed
+from splunk_profiler.system.descriptors import HIGH_NUMBER, open_witness, were_closed
 from splunk_profiler.system.guard import logger
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
@@ -39,6 +39,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     # A new channel must not get the stuck connection that it replaces.
     ("grpc.use_local_subchannel_pool", 1),
+    # What it writes beside requests might go into a file of the application, if that has closed its descriptors.
+    ("grpc.http2.bdp_probe", 0),
 )
 # gRPC starts a thread for each processor, at least 4 and at most 16, two more with its first channel, and some later.
 _GRPC_THREADS = 2 * min(max(os.cpu_count() or 1, 4), 16)
@@ -47,6 +49,9 @@ DESCRIPTORS_CLOSED = (
     "the application has closed the descriptors of gRPC, as daemons do; start the profiler after that, "
     "or have an exporter process export (SPLUNK_PROFILER_EXPORTER=auto)"
 )
+
+
+_ABANDONED: list[Connection] = []  # their end would close numbers of descriptors that are not gRPC's any more
 
 
 class GrpcUnusableError(Exception):
@@ -64,7 +69,16 @@ def _keep_grpc_running() -> grpc.Channel:
         GrpcUnusableError: gRPC would abort the process.
     """
     _check_grpc()
-    return grpc.insecure_channel("ipv4:127.0.0.1:9")  # never called, so never connected
+    channel = grpc.insecure_channel("ipv4:127.0.0.1:9")  # never called, so never connected
+    open_witness()
+    return channel
+
+
+@cache
+def _watch_descriptors(*, are_connected: bool) -> None:
+    """Have `were_closed` tell when the application has closed those of gRPC: called before and after it connects."""
+    open_witness(HIGH_NUMBER if are_connected else 0)
+    open_witness()
 
 
 def _check_grpc() -> None:
@@ -125,7 +139,8 @@ class ConnectionSelector:
         Raises:
             GrpcUnusableError: gRPC would abort the process, or has lost its descriptors.
         """
-        if were_closed():  # gRPC does not notice: it repeats a message without end, 25 MB of it in a second
+        _watch_descriptors(are_connected=False)
+        if were_closed():  # gRPC does not notice: it writes 25 MB of messages a second, and records into others' files
             raise GrpcUnusableError(DESCRIPTORS_CLOSED)
         if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
@@ -157,12 +172,17 @@ class ConnectionSelector:
 
     def record_success(self) -> None:
         """Reset the count of timeouts."""
+        _watch_descriptors(are_connected=True)
         self._consecutive_timeouts = 0
 
-    def close(self) -> None:
-        """Close our own connection and end its calls."""
+    def close(self, *, has_call: bool = False) -> None:
+        """Close our own connection and end its call; without one, do not close what may be the application's by now."""
         own, self._own_connection = self._own_connection, None
-        if own is not None:
+        if own is None:
+            return
+        if were_closed() and not has_call:
+            _ABANDONED.append(own)
+        else:
             own.channel.close()
 
     def _open_channel(self) -> grpc.Channel:

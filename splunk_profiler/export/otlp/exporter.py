@@ -57,7 +57,7 @@ class OtlpSink(Generic[Record]):
         self._server_protocol = errors.ServerProtocol.UNKNOWN
         self._probed_details = ""
         self._lock = OwnedLock()  # guards what follows
-        self._is_exporting = False
+        self._is_exporting = self._has_call = False
         self._is_interrupted = False
         self._is_closed = False
         self._call: Any = None
@@ -65,6 +65,8 @@ class OtlpSink(Generic[Record]):
 
     def export(self, batch: Batch[Record]) -> ExportResult:
         """Send `batch` in one request."""
+        if were_closed():
+            return ExportResult(ExportStatus.RETRY, DESCRIPTORS_CLOSED)
         with self._lock:
             self._is_exporting = True
         try:
@@ -93,7 +95,7 @@ class OtlpSink(Generic[Record]):
         if call is not None:
             call.cancel()
         elif is_exporting:
-            self._connections.close()
+            self._connections.close(has_call=self._has_call)
 
     def shutdown(self) -> None:
         """End an export in flight and refuse later ones."""
@@ -102,7 +104,7 @@ class OtlpSink(Generic[Record]):
             call = self._call
         if call is not None:
             call.cancel()
-        self._connections.close()
+        self._connections.close(has_call=self._has_call)
 
     def _send(self, message: bytes) -> ExportResult:
         may_reconnect = True
@@ -168,6 +170,7 @@ class OtlpSink(Generic[Record]):
         # gRPC instrumentation must not trace our exports.
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         try:
+            self._has_call = True
             if not connection.is_shared or self._shutdown_deadline_s is not None:
                 return connection.call(message, **options)
             call = connection.call.future(message, **options)
@@ -178,6 +181,7 @@ class OtlpSink(Generic[Record]):
                 call.cancel()
             return call.result()
         finally:
+            self._has_call = False
             detach(token)
 
     def _probe_protocol(self, error: grpc.RpcError) -> errors.ServerProtocol:

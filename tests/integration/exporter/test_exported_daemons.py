@@ -15,8 +15,9 @@ pytestmark = pytest.mark.skipif(find_spec("splunk_profiler._walker") is None, re
 _CLOSED = "profiling records are not delivered: the application has closed the descriptors of gRPC"
 
 
-def _service(receiver_url: str, exporter: str) -> Target:
-    return Target("exported_service.py", env=profiling_settings(receiver_url, 10, SPLUNK_PROFILER_EXPORTER=exporter))
+def _service(receiver_url: str, exporter: str, **settings: str) -> Target:
+    env = profiling_settings(receiver_url, 10, SPLUNK_PROFILER_EXPORTER=exporter, **settings)
+    return Target("exported_service.py", env=env)
 
 
 def _is_of_cart(record: dict[str, Any]) -> bool:
@@ -46,6 +47,22 @@ def test_service_whose_threads_export_into_closed_descriptors_says_so_once() -> 
         target.tell("stop")
         assert target.finish() == 0, target.output
         assert target.output.count("\n") < 5  # gRPC would have written 25 MB in a second
+
+
+def test_descriptors_of_grpc_that_are_the_applications_now_get_nothing() -> None:
+    """Its first requests have been answered, and the next are due after five seconds."""
+    with Receiver() as receiver, _service(receiver.url, "thread", SPLUNK_PROFILER_EXPORT_INTERVAL="5000") as target:
+        receiver.records(1)
+        target.tell("price")
+        target.line("price")
+        target.tell("reuse")
+        target.line("reuse")
+        target.line(_CLOSED)
+        target.tell("received")
+        assert target.line("bytes") == "0"
+        target.tell("stop")
+        assert target.finish() == 0, target.output
+        assert target.output.count("\n") < 8
 
 
 def test_daemon_of_a_service_whose_threads_export_says_that_they_cannot() -> None:
