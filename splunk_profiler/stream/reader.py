@@ -180,7 +180,7 @@ class StreamReader:
 
     def _add_stack(self, record: records.StackRecord) -> None:
         frames = tuple(map(self._frames.__getitem__, record.frames))
-        self._stacks.add(record.id, Stack(frames, truncated=bool(record.truncated)))
+        self._stacks.add(record.id, Stack(frames, truncated=_flag(record.truncated)))
 
     def _add_thread(self, record: records.ThreadRecord) -> None:
         thread = Thread(record.id, record.name, record.ident, record.native_id)
@@ -259,7 +259,7 @@ class StreamReader:
 _READ: dict[type[Any], Callable[[StreamReader, Any], Item | None]] = {
     records.StartRecord: StreamReader._read_start,
     records.ResourceRecord: lambda _, one: ResourceChanged(
-        bool(one.is_final), _json_object(one.attributes), one.schema_url
+        _flag(one.is_final), _json_object(one.attributes), one.schema_url
     ),
     records.FrameRecord: StreamReader._add_frame,
     records.StackRecord: StreamReader._add_stack,
@@ -271,6 +271,12 @@ _READ: dict[type[Any], Callable[[StreamReader, Any], Item | None]] = {
     records.EventRecord: StreamReader._read_event,
     records.QuietRecord: StreamReader._read_quiet,
 }
+
+
+def _flag(number: int) -> bool:
+    if number > 1:
+        raise StreamError(f"the flag {number}")
+    return bool(number)
 
 
 def _check_times(*times_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Marks of tests that need the native walker, and of those that run on both."""
+"""Marks of tests that need the native walker, of those that run on both, and also with either exporter."""
 
 from __future__ import annotations
 
@@ -10,3 +10,11 @@ NATIVE = pytest.mark.skipif(
     find_spec("splunk_profiler._walker") is None, reason="the native walker is not built for this interpreter"
 )
 BOTH_WALKERS = pytest.mark.parametrize("walker", [pytest.param("native", marks=NATIVE), "portable"])
+BOTH_EXPORTERS = pytest.mark.parametrize(
+    ("walker", "exporter"),
+    [
+        pytest.param("native", "process", marks=NATIVE),
+        pytest.param("native", "thread", marks=NATIVE),
+        ("portable", "thread"),
+    ],
+)

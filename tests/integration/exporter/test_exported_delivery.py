@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,6 +49,33 @@ def test_records_are_compressed_as_the_setting_for_logs_says(compression: str, e
         receiver.catch_up()
         size = sum(export["size"] for export in receiver.exports())
     assert (sent < size / 2) is (compression == "gzip")
+
+
+LATE_PROVIDER = """
+import sys, time
+import splunk_profiler
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+assert splunk_profiler.start()
+while time.process_time() < 0.8: sum(range(1000))  # long enough to be sampled
+print("named", time.time_ns(), flush=True)
+trace.set_tracer_provider(TracerProvider(resource=Resource({"service.name": "late"})))
+sys.stdin.readline()
+splunk_profiler.stop(30)
+"""
+
+
+def test_first_records_wait_for_the_name_of_the_service(exporter: str) -> None:
+    with Receiver() as receiver:
+        env = profiling_settings(receiver.url, 10, SPLUNK_PROFILER_EXPORTER=exporter)
+        with Target(sys.executable, "-c", LATE_PROVIDER, env=env) as target:
+            named_ns = target.json("named")
+            receiver.record(lambda record: record["time_ns"] > named_ns)
+            _stop(target)
+        records = receiver.records()
+    assert min(record["time_ns"] for record in records) < named_ns
+    assert {record["resource"]["service.name"] for record in records} == {"late"}
 
 
 def test_export_without_an_answer_ends_at_the_timeout_for_logs(exporter: str) -> None:

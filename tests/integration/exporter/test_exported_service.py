@@ -118,6 +118,8 @@ def test_killed_exporter_is_started_again_and_records_go_on() -> None:
         killed_ns = max(record["time_ns"] for record in receiver.records(1))
         receiver.record(lambda record: _is_of_cart(record) and record["time_ns"] > killed_ns)
         assert first not in find_exporters(target.pid)
+        target.tell("wait")
+        assert target.json("waited") == 1  # a child of its own: none of both exporters
 
 
 def test_killed_service_leaves_no_exporter() -> None:

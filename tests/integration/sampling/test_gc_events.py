@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ledger_run import run_target
 from received_profiles import ProfileSample, ReceivedProfile, all_samples, read
-from walker_marks import BOTH_WALKERS
+from walker_marks import BOTH_EXPORTERS, BOTH_WALKERS
 
 
 def _run(scenario: str, walker: str, *, seconds: float = 1.5, **more: str) -> tuple[list[ReceivedProfile], Any]:
@@ -28,9 +28,9 @@ def _collections(profiles: list[ReceivedProfile]) -> list[ProfileSample]:
     return found
 
 
-@BOTH_WALKERS
-def test_collections_are_recorded_where_they_run_and_counted_once(walker: str) -> None:
-    profiles, ledger = _run("two_threads", walker)
+@BOTH_EXPORTERS
+def test_collections_are_recorded_where_they_run_and_counted_once(walker: str, exporter: str) -> None:
+    profiles, ledger = _run("two_threads", walker, SPLUNK_PROFILER_EXPORTER=exporter)
     collections = _collections(profiles)
     counted: Counter[str] = Counter()
     for sample in collections:
@@ -60,9 +60,9 @@ def test_collections_are_recorded_where_they_run_and_counted_once(walker: str) -
     assert ledger["callbacks"] == [1, 0]
 
 
-@BOTH_WALKERS
-def test_tasks_of_one_thread_have_each_their_own_labels(walker: str) -> None:
-    profiles, _ = _run("tasks", walker)
+@BOTH_EXPORTERS
+def test_tasks_of_one_thread_have_each_their_own_labels(walker: str, exporter: str) -> None:
+    profiles, _ = _run("tasks", walker, SPLUNK_PROFILER_EXPORTER=exporter)
     working = [sample for sample in all_samples(profiles) if "__main__.compute" in sample.functions]
     alone = [sample for sample in working if "__main__.compute_alone" in sample.functions]
     assert alone

@@ -8,7 +8,7 @@ import pytest
 from received_profiles import ProfileSample, all_samples, read
 from receiver_process import Receiver, Record
 from target_process import Target, profiling_settings
-from walker_marks import BOTH_WALKERS, NATIVE
+from walker_marks import BOTH_EXPORTERS, BOTH_WALKERS, NATIVE
 
 SOURCE = "profiling.instrumentation.source"
 MS = 1_000_000
@@ -38,9 +38,11 @@ def _functions(samples: list[ProfileSample]) -> set[str]:
     return {function.removeprefix("__main__.") for function in ours if function.endswith("_work")}
 
 
-@BOTH_WALKERS
-def test_threads_of_selected_traces_are_sampled_often_and_all_rarely(walker: str) -> None:
-    records, ledger = _run("threads", walker, SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64")
+@BOTH_EXPORTERS
+def test_threads_of_selected_traces_are_sampled_often_and_all_rarely(walker: str, exporter: str) -> None:
+    records, ledger = _run(
+        *("threads", walker), SPLUNK_PROFILER_DATA_FORMAT="pprof-gzip-base64", SPLUNK_PROFILER_EXPORTER=exporter
+    )
     closely, continuous = _of(records, "snapshot"), _of(records, "continuous")
     request = ledger["selected"]
     assert ledger["marked"] == ["selected"]

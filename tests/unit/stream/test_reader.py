@@ -105,6 +105,12 @@ def test_records_that_define_nothing_say_what_is_in_them() -> None:
     ]
 
 
+@pytest.mark.parametrize("record", [StackRecord(9, 2, []), ResourceRecord(7, "{}", "")])
+def test_flag_that_is_neither_is_refused(record: Record) -> None:
+    with pytest.raises(StreamError, match=f"{type(record).__name__}: the flag {record[1 if record[0] == 9 else 0]}"):
+        Fed(START, record)
+
+
 def test_snapshot_has_the_values_that_its_numbers_stand_for(fed: Fed) -> None:
     (captured,) = fed.feed(snapshot(ENTRY, ENTRY._replace(span=0, labels=0, state=-1), scope=COMPLETE, ended=[4, 5]))
     assert isinstance(captured, CapturedSnapshot)
