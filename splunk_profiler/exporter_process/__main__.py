@@ -69,7 +69,7 @@ def main() -> None:
         Path("/proc/self/comm").write_text(COMMAND_NAME, "utf-8")
     gc.set_threshold(_GC_THRESHOLD)
     # The standard library's first: modules of the application may have the same names.
-    own = [entry for entry in sys.path if entry != os.path.dirname(__file__)]  # noqa: PTH120  # there where not isolated
+    own = sys.path if sys.flags.isolated else sys.path[1:]  # without the directory of this program
     sys.path[:] = dict.fromkeys([*own, *settings["path"]])
     if settings.get("leaves_directory"):  # not of an older version of the package
         os.chdir("/")
