@@ -11,6 +11,7 @@ import hashlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 
@@ -21,7 +22,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import splunk_profiler
 
-SIZE, COUNT, KEPT_EVERY = 20_000, 4_000, 2
+SIZE, COUNT, KEPT_EVERY, PAUSE_EVERY, PAUSE_S = 20_000, 4_000, 2, 50, 0.004
 KEPT: list[bytes] = []
 
 
@@ -30,6 +31,8 @@ def fill_cache() -> None:
     for number in range(COUNT):
         made = bytes(SIZE)
         hashlib.sha256(made)
+        if number % PAUSE_EVERY == 0:
+            time.sleep(PAUSE_S)  # on a busy machine, too, the profiler's thread fetches them meanwhile
         if number % KEPT_EVERY == 0:
             KEPT.append(made)
 
