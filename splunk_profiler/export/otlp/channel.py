@@ -51,9 +51,6 @@ DESCRIPTORS_CLOSED = (
 )
 
 
-_ABANDONED: list[Connection] = []  # their end would close numbers of descriptors that are not gRPC's any more
-
-
 class GrpcUnusableError(Exception):
     """Error for a process that gRPC would abort, or whose log it would fill; the message says why."""
 
@@ -72,6 +69,13 @@ def _keep_grpc_running() -> grpc.Channel:
     channel = grpc.insecure_channel("ipv4:127.0.0.1:9")  # never called, so never connected
     open_witness()
     return channel
+
+
+def _keep_for_ever(thing: object) -> None:
+    """Keep an object beyond the end of the interpreter: gRPC aborts where it shuts down without its descriptors."""
+    import ctypes  # noqa: PLC0415  # for this alone
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 @cache
@@ -178,11 +182,12 @@ class ConnectionSelector:
     def close(self, *, has_call: bool = False) -> None:
         """Close our own connection and end its call; without one, do not close what may be the application's by now."""
         own, self._own_connection = self._own_connection, None
-        if own is None:
-            return
-        if were_closed() and not has_call:
-            _ABANDONED.append(own)
-        else:
+        is_lost = were_closed()
+        if is_lost and _keep_grpc_running.cache_info().currsize:
+            _keep_for_ever(_keep_grpc_running())
+        if own is not None and is_lost and not has_call:
+            _keep_for_ever(own)
+        elif own is not None:
             own.channel.close()
 
     def _open_channel(self) -> grpc.Channel:
