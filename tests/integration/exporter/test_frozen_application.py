@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import sysconfig
 import venv
@@ -15,8 +14,9 @@ from exporter_processes import find_exporters
 from receiver_process import Receiver
 from target_process import TESTS, Target, environment, profiling_settings
 
-walker = pytest.importorskip("splunk_profiler._walker")
+pytest.importorskip("splunk_profiler._walker")
 pytest.importorskip("PyInstaller")
+from package_copy import copy_package
 
 APPLICATION = """
 import logging, sys, threading
@@ -51,13 +51,7 @@ def _install(folder: Path) -> Path:
     """Make an environment with a copy of the package and all else of this one; return its interpreter."""
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    shutil.copytree(
-        TESTS.parent / "splunk_profiler",
-        packages / "splunk_profiler",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    for built in Path(walker.__file__).parent.glob("*.so"):
-        shutil.copy(built, packages / "splunk_profiler")
+    copy_package(packages)
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
     return folder / "bin" / "python"
 

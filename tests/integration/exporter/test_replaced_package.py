@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -16,7 +15,8 @@ from exporter_processes import find_exporters, wait_for_end
 from receiver_process import Receiver
 from target_process import TESTS, Target, profiling_settings
 
-walker = pytest.importorskip("splunk_profiler._walker")
+pytest.importorskip("splunk_profiler._walker")
+from package_copy import copy_package
 
 _REPORT_NS = 2_000_000_000  # until an exporter has reported: one that has not is given up sooner
 _AGAIN = "the exporter process ended and was started again"
@@ -26,10 +26,7 @@ _FAILED = "the exporter process cannot be reached or started: "
 @contextmanager
 def _service_of_copy(folder: Path) -> Iterator[tuple[Receiver, Target, Path]]:
     """Run a service with a copy of the package, until records come; then its exporter is killed by `_kill_exporter`."""
-    copy = folder / "splunk_profiler"
-    shutil.copytree(TESTS.parent / "splunk_profiler", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for built in Path(walker.__file__).parent.glob("*.so"):
-        shutil.copy(built, copy)
+    copy = copy_package(folder)
     path = os.pathsep.join([str(folder), *(str(TESTS / name) for name in ("targets", "support")), *sys.path])
     command = [sys.executable, "-S", str(TESTS / "targets" / "exported_service.py")]  # `site` would find the original
     env = {"PYTHONPATH": path}
