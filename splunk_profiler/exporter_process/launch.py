@@ -285,7 +285,7 @@ class Launcher:
         paths = [path for name in _PATHS for path in (env.get(name) or "/").split(":")]
         settings = {
             "leaves_directory": not has_provider and all(path.startswith("/") for path in paths),
-            "path": [*dict.fromkeys(_absolute_path())],
+            "path": [*_absolute_path()],
             "package": [*sys.modules["splunk_profiler"].__path__],
             "factory": self.factory,
             "token": token,

@@ -19,17 +19,17 @@ def file_of(descriptor: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-_WITNESSES: list[tuple[int, tuple[int, int] | None]] = []  # descriptors and files; forked children have them, too
+_WITNESSES: dict[str, tuple[int, tuple[int, int] | None]] = {}  # descriptor and file; forked children have them, too
 HIGH_NUMBER = 1000  # above those of a library; the kernel's table of descriptors has room for 1,024 then
 
 
-def open_witness(least_number: int = 0) -> None:
-    """Open a descriptor, by which `were_closed` knows that the application closes those that it does not know.
+def open_witness(place: str, least_number: int = 0) -> None:
+    """Open a descriptor, once for each place, by which `were_closed` knows that the application closes others' ones.
 
     One before and one after a library opens its own, and a high one, are in any range that has those. Raises nothing.
     """
-    if were_closed():
-        return  # the number of the first one may be another file's
+    if place in _WITNESSES or were_closed():  # the number of the first one may be another file's
+        return
     with suppress(OSError, ImportError):
         if not _WITNESSES:
             witness, other = os.pipe()
@@ -37,13 +37,14 @@ def open_witness(least_number: int = 0) -> None:
         else:
             import fcntl  # noqa: PLC0415  # missing on Windows
 
-            witness = fcntl.fcntl(_WITNESSES[0][0], fcntl.F_DUPFD_CLOEXEC, least_number)
-        _WITNESSES.append((witness, file_of(witness)))
+            first, _ = next(iter(_WITNESSES.values()))
+            witness = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, least_number)
+        _WITNESSES[place] = witness, file_of(witness)
 
 
 def were_closed() -> bool:
     """Return True once the application has closed descriptors that it does not know, as daemons do."""
-    return any(file_of(witness) != file for witness, file in _WITNESSES)
+    return any(file_of(witness) != file for witness, file in _WITNESSES.values())
 
 
 def takes_lines(descriptor: int) -> bool:

@@ -67,7 +67,7 @@ def _keep_grpc_running() -> grpc.Channel:
     """
     _check_grpc()
     channel = grpc.insecure_channel("ipv4:127.0.0.1:9")  # never called, so never connected
-    open_witness()
+    open_witness("after gRPC's first")
     return channel
 
 
@@ -76,13 +76,6 @@ def _keep_for_ever(thing: object) -> None:
     import ctypes  # noqa: PLC0415  # for this alone
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-@cache
-def _watch_descriptors(*, are_connected: bool) -> None:
-    """Have `were_closed` tell when the application has closed those of gRPC: called before and after it connects."""
-    open_witness(HIGH_NUMBER if are_connected else 0)
-    open_witness()
 
 
 def _check_grpc() -> None:
@@ -143,7 +136,7 @@ class ConnectionSelector:
         Raises:
             GrpcUnusableError: gRPC would abort the process, or has lost its descriptors.
         """
-        _watch_descriptors(are_connected=False)
+        open_witness("before gRPC's")
         if were_closed():  # gRPC does not notice: it writes 25 MB of messages a second, and records into others' files
             raise GrpcUnusableError(DESCRIPTORS_CLOSED)
         if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
@@ -175,8 +168,9 @@ class ConnectionSelector:
             self._consecutive_timeouts = 0
 
     def record_success(self) -> None:
-        """Reset the count of timeouts."""
-        _watch_descriptors(are_connected=True)
+        """Reset the count of timeouts; from now on it is seen if the connection's descriptor is closed."""
+        open_witness("after the connection's")
+        open_witness("above all", HIGH_NUMBER)
         self._consecutive_timeouts = 0
 
     def close(self, *, has_call: bool = False) -> None:

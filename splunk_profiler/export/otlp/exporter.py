@@ -65,8 +65,6 @@ class OtlpSink(Generic[Record]):
 
     def export(self, batch: Batch[Record]) -> ExportResult:
         """Send `batch` in one request."""
-        if were_closed():
-            return ExportResult(ExportStatus.RETRY, DESCRIPTORS_CLOSED)
         with self._lock:
             self._is_exporting = True
         try:
@@ -170,8 +168,8 @@ class OtlpSink(Generic[Record]):
         # gRPC instrumentation must not trace our exports.
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         try:
-            self._has_call = True
             if not connection.is_shared or self._shutdown_deadline_s is not None:
+                self._has_call = True
                 return connection.call(message, **options)
             call = connection.call.future(message, **options)
             with self._lock:
