@@ -39,12 +39,14 @@ def open_witness(place: str, least_number: int = 0) -> None:
 
             first, _ = next(iter(_WITNESSES.values()))
             witness = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, least_number)
-        _WITNESSES[place] = witness, file_of(witness)
+        opened = witness, file_of(witness)
+        if _WITNESSES.setdefault(place, opened) is not opened:  # another thread was faster
+            os.close(witness)
 
 
 def were_closed() -> bool:
     """Return True once the application has closed descriptors that it does not know, as daemons do."""
-    return any(file_of(witness) != file for witness, file in _WITNESSES.values())
+    return any(file_of(witness) != file for witness, file in _WITNESSES.copy().values())  # other threads may open some
 
 
 def takes_lines(descriptor: int) -> bool:

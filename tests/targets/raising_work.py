@@ -125,7 +125,7 @@ def signals() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """Memory that runs out, again and again."""
+    """Memory that runs out, often enough to be seen where one in ten exceptions is recorded."""
 
     def fill() -> None:
         kept = []
@@ -136,7 +136,7 @@ def memory() -> dict[str, Any]:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), hard))
     caught = 0
-    for _ in range(20):
+    for _ in range(80):
         try:
             fill()
         except MemoryError:
