@@ -20,8 +20,8 @@ class DeferredSink(Generic[Record]):
 
     Args:
         open_sink: makes the real sink; called on the exporting thread, again 1, 2, 4 … 30 seconds after it has failed.
-        is_service_known: called after `open_sink`, until it returns True.
-        clock: for the pauses, in seconds.
+        is_service_known: called after `open_sink`, until it returns True or the sink is 5 seconds old.
+        clock: for that wait and the pauses, in seconds.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class DeferredSink(Generic[Record]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_sink = open_sink
-        self._clock = clock
+        self._clock, self._made_s = clock, clock()
         self._is_service_known = is_service_known
         self._sink: Sink[Record] | None = None
         self._open_error = ""
@@ -44,17 +44,16 @@ class DeferredSink(Generic[Record]):
     def open(self) -> None:
         """Open the sink. Never raises.
 
-        Then waits for the service's name, until 5 seconds after the start: records of
+        Then waits for the service's name, until 5 seconds after the sink was made: records of
         ``unknown_service`` would look like those of another service.
         """
-        start_s = time.monotonic()
         self._wait_to_open()
         if self._is_shutting_down():
             return  # an export opens the sink if there is a batch
         self._try_to_open()
         while (
             not self._is_shutting_down()
-            and time.monotonic() - start_s < _MAX_SERVICE_NAME_WAIT_S
+            and self._clock() - self._made_s < _MAX_SERVICE_NAME_WAIT_S
             and not self._has_known_service()
         ):
             self._shutdown_begun.wait(_POLL_INTERVAL_S)

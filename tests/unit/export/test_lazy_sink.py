@@ -321,6 +321,18 @@ def test_an_ending_process_does_not_wait_for_its_description() -> None:
     opening.join()
 
 
+def test_time_that_the_imports_take_counts_as_waiting_for_the_description() -> None:
+    now_s = 0.0
+
+    def load() -> None:
+        nonlocal now_s
+        now_s += 6
+
+    late: LazySink[Sample] = LazySink(Taking, lambda: False, load=load, clock=lambda: now_s)
+    late.open()  # waits for ever where only the time afterwards counts: the clock stands still
+    assert now_s == 6
+
+
 def test_a_sink_that_cannot_be_made_is_tried_again_and_records_wait() -> None:
     start_s = now_s = float(round(time.monotonic()))  # whole seconds: their differences are exact
     tries_s: list[float] = []
