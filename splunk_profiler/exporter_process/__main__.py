@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 VARIABLE = "_SPLUNK_PROFILER_EXPORTER"  # JSON that `launch` makes
 COMMAND_NAME = "splunk-exporter"  # the kernel keeps 15 characters
 _LISTENER = 3
+MAX_START_S = 120  # in which SIGALRM ends it: an import that hangs would leave it behind, and its host has given it up
 _GC_THRESHOLD = 50_000  # records that wait are no garbage: by default, to visit them took a sixth of the CPU for text
 # What gRPC, protobuf, `dataclasses`, `urllib` and the reading of errors and packages import, and hardly ever use here:
 # a quarter of the CPU time of a start, and a megabyte.
@@ -73,7 +74,10 @@ def main() -> None:
     sys.path[:] = dict.fromkeys([*own, *settings["path"]])
     if settings.get("leaves_directory"):  # not of an older version of the package
         os.chdir("/")
-    import socket  # noqa: PLC0415  # `launch` imports this module in the host, which may not have loaded it
+    import signal  # noqa: PLC0415  # `launch` imports this module in the host, which may not have loaded these
+    import socket  # noqa: PLC0415
+
+    signal.alarm(MAX_START_S)
 
     listener = socket.socket(fileno=_LISTENER)
     listener.set_inheritable(False)
@@ -82,7 +86,9 @@ def main() -> None:
     from splunk_profiler.exporter_process.server import Server  # noqa: PLC0415  # the path was not there before
 
     sys.modules["splunk_profiler"].__path__[:] = settings["package"]  # an import hook may have spread it
-    Server(listener, _load_factory(settings), settings["token"]).run()
+    server = Server(listener, _load_factory(settings), settings["token"])
+    signal.alarm(0)
+    server.run()
     os._exit(0)  # all is sent or given up: a detector of the resource may wait for a network on a thread of the SDK's
 
 

@@ -1,14 +1,15 @@
 """A session of the exporter process for tests: it sends back what it got, and notes what happens to it.
 
 A stream of lines. ``pid`` is answered with the exporter's process id and that of the host, ``env NAME`` with a
-variable, ``prefix`` with the place of its Python, ``count`` with the number of bytes so far, ``raise`` by an exception,
-``slow`` has it never be done, ``linger`` starts a thread that never ends; other lines come back. With the variable
-LC_ECHO_FOLDER it writes, at the end, what it got to the file PID.
+variable, ``prefix`` with the place of its Python, ``alarm`` with the seconds until SIGALRM, ``count`` with the number
+of bytes so far, ``raise`` by an exception, ``slow`` has it never be done, ``linger`` starts a thread that never ends;
+other lines come back. With the variable LC_ECHO_FOLDER it writes, at the end, what it got to the file PID.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
@@ -64,6 +65,8 @@ class EchoSession:
             self._answers.append(os.environb.get(rest, b"unset"))
         elif word == b"prefix":
             self._answers.append(os.fsencode(sys.base_prefix))
+        elif word == b"alarm":
+            self._answers.append(str(signal.alarm(0)).encode())
         elif word == b"count":
             self._answers.append(str(self._bytes).encode())
         elif word == b"raise":

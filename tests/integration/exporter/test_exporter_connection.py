@@ -367,6 +367,18 @@ def test_exporter_that_cannot_load_its_sessions_says_why() -> None:
         wait_for_end(pid)
 
 
+def test_exporter_that_hangs_while_it_loads_its_sessions_ends() -> None:
+    connection = new_connection("hanging_session:make")
+    assert connection.send(b"data\n")
+    (pid,) = find_exporters(os.getpid())
+    wait_for_end(pid)
+    connection.close(0)
+
+
+def test_exporter_that_serves_is_ended_by_no_alarm(connection: ExporterConnection) -> None:
+    assert ask(connection, b"alarm") == b"0"
+
+
 def test_data_that_is_larger_than_the_buffer_is_dropped(connection: ExporterConnection) -> None:
     assert not connection.send(b"x" * (MAX_BUFFERED_BYTES + 1))
     send(connection, b"small\n")
