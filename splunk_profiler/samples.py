@@ -246,7 +246,7 @@ class Sink(Protocol[Record]):
     """
 
     def export(self, batch: Batch[Record]) -> ExportResult:
-        """Send `batch` and wait for the answer or the timeout. Never raises."""
+        """Send `batch` and wait for the answer or the timeout. What it raises is an error of ours, or of no memory."""
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
         """Limit all later exports to `timeout_s` seconds in total; they start no thread. The process ends."""

@@ -217,6 +217,9 @@ def check_export(resolved: Resolved, uid: int) -> Iterator[Finding]:
     start = time.monotonic()
     try:
         outcome = sink.export(Batch(records))
+    except Exception as error:
+        yield failure("test export", f"the records cannot be encoded or sent: {type(error).__name__}: {error}")
+        return
     finally:
         sink.shutdown()
     elapsed = f"after {(time.monotonic() - start) * 1000:.0f} ms"

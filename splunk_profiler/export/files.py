@@ -96,9 +96,6 @@ class DirectorySink:
                 reason = error.strerror or type(error).__name__
                 text = f"profiles cannot be written to {self._directory} ({reason}); see SPLUNK_PROFILER_OUTPUT"
                 return ExportResult(ExportStatus.RETRY, text)
-            except Exception as error:
-                text = f"the profile cannot be encoded: {type(error).__name__}: {error}"
-                return ExportResult(ExportStatus.REJECTED, text)
             finally:
                 self._is_interrupted = False
             return ExportResult(ExportStatus.DELIVERED)

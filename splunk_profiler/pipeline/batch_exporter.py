@@ -18,7 +18,7 @@ from splunk_profiler.model import RecordCounters
 from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults, WarningLimit
 from splunk_profiler.pipeline.record_memory import RecordMemory, SizedMemory
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile, Record, Sink
-from splunk_profiler.system.guard import Guard
+from splunk_profiler.system.guard import Guard, is_interrupt
 from splunk_profiler.system.threads import OwnedLock, WakeEvent
 
 _MAX_WAIT_S = 3600.0
@@ -97,6 +97,7 @@ class BatchExporter(Generic[Record]):
         self._is_shut_down = False
         self._is_running = False
 
+        self._failed_record: Record | None = None  # the first of a batch whose export raised
         self._stuck_batch: Batch[Record] | None = None  # in flight when a fork gave up waiting
         self._exporting = OwnedLock()  # held during an export, and by a forking thread
         self._is_interrupted = False  # the export in flight, by a fork: that is seldom a failure of the receiver
@@ -212,15 +213,26 @@ class BatchExporter(Generic[Record]):
             with self._exporting:
                 self._is_interrupted = False
                 result = self._sink.export(batch)
-        except BaseException:
-            self._handle_result(batch, ExportResult(ExportStatus.REJECTED, "the exporter failed"))
-            raise
+        except BaseException as error:
+            result = self._result_of_error(batch, error)
+            if is_interrupt(error):
+                self._handle_result(batch, result)
+                raise
+            self._guard.count(error)
         self._handle_result(batch, result)
         if result.export_status is ExportStatus.RETRY:
             if closing or self._is_shut_down:
                 return False  # an ending process tries once
             self._back_off(result.retry_after_ns)
         return True
+
+    def _result_of_error(self, batch: Batch[Record], error: BaseException) -> ExportResult:
+        """Return what an export that raised comes to: tried once more, since an error such as of memory may pass."""
+        first = batch.records[0]
+        is_repeated = first is self._failed_record
+        self._failed_record = None if is_repeated else first
+        text = f"the records cannot be encoded or sent: {type(error).__name__}: {error}"
+        return ExportResult(ExportStatus.REJECTED if is_repeated else ExportStatus.RETRY, text)
 
     def _wait_for_batch(self) -> None:
         until: int | None = None

@@ -37,7 +37,7 @@ def open_witness(place: str, least_number: int = 0) -> None:
         else:
             import fcntl  # noqa: PLC0415  # missing on Windows
 
-            first, _ = next(iter(_WITNESSES.values()))
+            first, _ = next(iter(_WITNESSES.copy().values()))
             witness = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, least_number)
         opened = witness, file_of(witness)
         if _WITNESSES.setdefault(place, opened) is not opened:  # another thread was faster

@@ -59,9 +59,6 @@ class DatadogSink:
                 result = self._send(self._form(profile))
                 if result.export_status is not ExportStatus.DELIVERED:
                     break
-        except Exception as error:
-            text = f"the profile cannot be encoded or sent: {type(error).__name__}: {error}"
-            return ExportResult(ExportStatus.REJECTED, text)
         finally:
             with self._lock:
                 self._is_exporting = self._is_interrupted = False

@@ -73,9 +73,6 @@ class OtlpSink(Generic[Record]):
             return result._replace(rejected=min(result.rejected, len(batch.records)))
         except GrpcUnusableError as error:
             return ExportResult(ExportStatus.RETRY, str(error))
-        except Exception as error:
-            text = f"the records cannot be encoded or sent: {type(error).__name__}: {error}"
-            return ExportResult(ExportStatus.REJECTED, text)
         finally:
             with self._lock:
                 self._is_exporting = self._is_interrupted = False

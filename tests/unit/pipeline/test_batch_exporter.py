@@ -305,9 +305,20 @@ def test_too_large_batch_is_split_and_only_the_too_large_record_is_lost() -> Non
 
 
 def test_an_exception_in_the_sink_is_survived_and_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    sink, clock = ScriptedSink(ZeroDivisionError("x"), ZeroDivisionError("y"), DELIVERED), Clock()
+    sink, clock = ScriptedSink(*[ZeroDivisionError("x")] * 4, DELIVERED), Clock()
     batch_exporter = make(sink, clock, batch_records=1)
     batch_exporter.record(samples(1, 3))
     run_until_idle(batch_exporter, clock)
+    assert sink.batches == [[1], [1], [2], [2], [3]]
     assert batch_exporter.counters() == RecordCounters(recorded=3, delivered=1, rejected=2)
     assert len([record for record in caplog.records if record.exc_info]) == 1
+    assert "the records cannot be encoded or sent: ZeroDivisionError: x" in caplog.text
+
+
+def test_an_error_that_passes_loses_nothing() -> None:
+    sink, clock = ScriptedSink(MemoryError(), DELIVERED, MemoryError(), DELIVERED), Clock()
+    batch_exporter = make(sink, clock, batch_records=2)
+    batch_exporter.record(samples(1, 4))
+    run_until_idle(batch_exporter, clock)
+    assert sink.batches == [[1, 2], [1, 2], [3, 4], [3, 4]]
+    assert batch_exporter.counters() == RecordCounters(recorded=4, delivered=4)

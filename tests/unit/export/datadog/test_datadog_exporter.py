@@ -299,15 +299,6 @@ def test_a_process_that_ends_waits_as_long_as_it_can_spare() -> None:
         assert sink.export(BATCH).export_status is ExportStatus.RETRY
 
 
-def test_a_profile_that_cannot_be_encoded_is_given_up() -> None:
-    def broken(_profile: Profile) -> Form:
-        raise KeyError("service")
-
-    outcome = sink_of(1, form=broken).export(BATCH)
-    assert outcome.export_status is ExportStatus.REJECTED
-    assert "KeyError" in outcome.detail
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
     return CertificateFiles(tmp_path_factory.mktemp("certificates"))
