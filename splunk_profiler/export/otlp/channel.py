@@ -86,11 +86,16 @@ def _check_grpc() -> None:
                 opened.enter_context(Path("/dev/urandom").open("rb"))
     except OSError as error:  # the device is missing in the application's root, or descriptors are
         raise GrpcUnusableError(f"gRPC would end the process: {error}") from None
+    if not _has_room_for_threads(_GRPC_THREADS):
+        raise GrpcUnusableError(f"there is no room for the {_GRPC_THREADS} threads that gRPC may need")
+
+
+def _has_room_for_threads(count: int) -> bool:
     with suppress(ImportError):  # missing on some systems
         from splunk_profiler._walker import has_room_for_threads  # noqa: PLC0415
 
-        if not has_room_for_threads(_GRPC_THREADS):
-            raise GrpcUnusableError(f"there is no room for the {_GRPC_THREADS} threads that gRPC may need")
+        return has_room_for_threads(count)
+    return True
 
 
 class Connection:
@@ -142,7 +147,8 @@ class ConnectionSelector:
         if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
         channel = None
-        if self._can_share and may_share:
+        # A call on it begins with a thread of Python. Where that fails, later calls and the channel's end wait for ever.
+        if self._can_share and may_share and _has_room_for_threads(1):
             with suppress(Exception):  # of processors of the application
                 channel = self._find_trace_channel()
         if channel is None:
@@ -166,6 +172,13 @@ class ConnectionSelector:
         if self._consecutive_timeouts > 1:
             self.close()  # the host may be gone without a reset: only a new connection shows it
             self._consecutive_timeouts = 0
+
+    def record_stuck(self, connection: Connection) -> None:
+        """Avoid a connection whose calls do not end: a shared one until the trace exporter has another."""
+        if connection.is_shared:
+            self._avoid_shared_until_ns = sys.maxsize
+        else:
+            self.close()
 
     def record_success(self) -> None:
         """Reset the count of timeouts; from now on it is seen if the connection's descriptor is closed."""

@@ -30,6 +30,9 @@ from splunk_profiler.system.printable import shortened
 from splunk_profiler.system.threads import OwnedLock
 
 _MIN_TIMEOUT_S = 0.05
+# gRPC starts a thread for the first of the futures in flight. Where it cannot (`RuntimeError`), the others never end.
+_STUCK_CALLS = (grpc.FutureTimeoutError, RuntimeError)
+_STUCK_AFTER_S = 1.0  # beyond the timeout of the call
 
 
 class OtlpSink(Generic[Record]):
@@ -115,6 +118,9 @@ class OtlpSink(Generic[Record]):
                 return self._delivered_result(self._exchange(connection, message))
             except grpc.FutureCancelledError:
                 return self._interrupted_result()
+            except _STUCK_CALLS as error:
+                self._connections.record_stuck(connection)
+                return ExportResult(ExportStatus.RETRY, f"gRPC does not send: {str(error) or type(error).__name__}")
             except ValueError as error:  # the channel has been closed
                 self._connections.record_failure(connection, timed_out=False)
                 if not connection.is_shared:
@@ -174,7 +180,7 @@ class OtlpSink(Generic[Record]):
                 is_ended = self._is_ended()
             if is_ended:
                 call.cancel()
-            return call.result()
+            return call.result(options["timeout"] + _STUCK_AFTER_S)
         finally:
             self._has_call = False
             detach(token)

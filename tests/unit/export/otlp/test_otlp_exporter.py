@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import grpc
 from free_ports import find_free_ports
@@ -33,33 +35,34 @@ class Collector(LogsServiceServicer):
         return self._answer
 
 
+@contextmanager
+def running(collector: Collector, address: str = "127.0.0.1:0") -> Iterator[int]:
+    """Serve on a port."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_LogsServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]  # generated
+    port = server.add_insecure_port(address)
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()
+
+
 def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:
     address = f"127.0.0.1:{find_free_ports(1)[0]}"
     sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://{address}"), lambda _: b"", Transport())
     batch = Batch((make_sample(1),))
     assert sink.export(batch).export_status is ExportStatus.RETRY
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_LogsServiceServicer_to_server(Collector(), server)  # type: ignore[no-untyped-call]  # generated
-    server.add_insecure_port(address)
-    server.start()
-    try:
+    with running(Collector(), address):
         sink.set_shutdown_deadline(10)
         assert sink.export(batch).export_status is ExportStatus.DELIVERED
-    finally:
         sink.shutdown()
-        server.stop(None).wait()
 
 
 def test_a_refusal_is_told_at_a_length_that_fits_a_log() -> None:
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_LogsServiceServicer_to_server(Collector("no room; " * 100_000), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://127.0.0.1:{port}"), lambda _: b"", Transport())
-    try:
+    with running(Collector("no room; " * 100_000)) as port:
+        sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://127.0.0.1:{port}"), lambda _: b"", Transport())
         result = sink.export(Batch((make_sample(1),)))
-    finally:
         sink.shutdown()
-        server.stop(None).wait()
     assert result.detail.startswith("no room; ")
     assert len(result.detail) < 5000

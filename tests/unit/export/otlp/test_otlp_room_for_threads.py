@@ -38,6 +38,55 @@ print(status.name, text)
 sink.shutdown()
 """
 
+# Exports on the connection of the trace exporter: without room for a thread, twice with it; then the exporter ends.
+_SHARE = """
+import os, resource, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+sys.path[:0] = %r
+import grpc
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
+    LogsServiceServicer, add_LogsServiceServicer_to_server
+)
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from sample_factory import make_sample
+from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.parsers import parse_endpoint
+from splunk_profiler.export.otlp.exporter import OtlpSink
+from splunk_profiler.samples import Batch
+
+class Collector(LogsServiceServicer):
+    def Export(self, request, context):
+        return ExportLogsServiceResponse()
+
+server = grpc.server(ThreadPoolExecutor(1))
+add_LogsServiceServicer_to_server(Collector(), server)
+url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+server.start()
+provider = TracerProvider(shutdown_on_exit=False)
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+sink = OtlpSink(parse_endpoint(url), lambda _: b"", Transport(timeout_s=2), lambda: provider)
+
+def export():
+    print(sink.export(Batch((make_sample(1),))).export_status.name, flush=True)
+
+%s
+export()
+%s
+export()
+export()
+%s
+os._exit(0)
+"""
+_LIMIT = """
+limits = resource.getrlimit(resource.RLIMIT_AS)
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), limits[1]))
+"""
+_DELIVERED_AFTERWARDS = "RETRY\nDELIVERED\nDELIVERED\n"
+
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
 def test_export_without_room_for_threads_of_grpc_is_tried_again(url: str) -> None:
@@ -46,6 +95,16 @@ def test_export_without_room_for_threads_of_grpc_is_tried_again(url: str) -> Non
 
 def test_export_without_memory_for_threads_of_grpc_is_tried_again() -> None:
     _assert_has_no_room(run_code(_EXPORT % (sys.path, _LIMIT_MEMORY, "http://127.0.0.1:9")))
+
+
+def test_connection_of_the_trace_exporter_is_left_alone_without_room_for_a_thread() -> None:
+    lift = "resource.setrlimit(resource.RLIMIT_AS, limits)"
+    assert run_code(_SHARE % (sys.path, _LIMIT, lift, "provider.shutdown()")) == _DELIVERED_AFTERWARDS
+
+
+def test_connection_of_the_trace_exporter_that_could_start_no_thread_is_used_no_more() -> None:
+    begin, end = "threading.stack_size(1 << 46)", "threading.stack_size(0)"
+    assert run_code(_SHARE % (sys.path, begin, end, "")) == _DELIVERED_AFTERWARDS
 
 
 def _assert_has_no_room(said: str) -> None:
