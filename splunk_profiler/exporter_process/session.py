@@ -30,7 +30,7 @@ from splunk_profiler.stream.captured import CapturedSnapshot, ProcessStarted, Re
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import EndRecord, LostRecord
 from splunk_profiler.system.clocks import boottime_ns
-from splunk_profiler.system.guard import logger
+from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import WakeEvent, Worker, real_get_ident, real_lock
 
 _SERVICE_NAME, _PROCESS_ID = "service.name", "process.pid"
@@ -40,6 +40,7 @@ _MAX_OPEN_S = 20.0  # besides: beside busy processes, to load what exports takes
 _MIN_WAIT_S = 1.0  # a host that waits for less may as well be killed: it costs nothing to send its records meanwhile
 _END_MARGIN_S = 0.3  # of the host's wait: for an export in flight, and for the message to the host
 _MIN_DIVIDED_NS = 1_000_000  # each session has it divided at each tick, which visits all of them
+_MAX_SERVICES = 64  # that have a limit of warnings each
 _MAX_QUEUE_BYTES, _ALL_QUEUES_BYTES = 16 << 20, 64 << 20  # 16 MiB are 12 s of 33 threads at 10 ms
 
 
@@ -154,7 +155,9 @@ class StreamSession:
         resolved = self._resolved = from_values(started.settings)
         self._pid = started.settings.get("pid", self._pid)
         self._sink = DeferredSink(self._open_sink, self._knows_service)
-        self._batch_exporter = make_batch_exporter(resolved.config, self._sink, self._accounting.warning_limit)
+        self._batch_exporter = make_batch_exporter(
+            resolved.config, self._sink, self._accounting.warning_limit(resolved)
+        )
         pipeline = make_pipeline(resolved.config, self._deliver)
         self._batch_exporter.expect_run()
         self._export_thread.start()
@@ -213,16 +216,18 @@ class StreamSession:
 
     def _close(self) -> None:
         assert self._pipeline is not None
+        guard = Guard("ending a session of the exporter")
+        with self.log_lines():
+            for step in (self._pipeline.close, self._end_export, lambda: self._accounting.end(self)):
+                with guard.catching():
+                    step()
+        self.is_done = not guard.failures  # else the host is not told that everything is sent
+
+    def _end_export(self) -> None:
         assert self._batch_exporter is not None
-        try:
-            with self.log_lines():
-                self._pipeline.close()
-                self._is_open.wait(_MAX_OPEN_S)  # longer than the host waits, whose samples are here
-                self._batch_exporter.stop(max(self._end_timeout_s - _END_MARGIN_S, 0))
-                self._report(self._batch_exporter)
-                self._accounting.end(self)
-        finally:
-            self.is_done = True
+        self._is_open.wait(_MAX_OPEN_S)  # longer than the host waits, whose samples are here
+        self._batch_exporter.stop(max(self._end_timeout_s - _END_MARGIN_S, 0))
+        self._report(self._batch_exporter)
 
     def _report(self, batch_exporter: BatchExporter[Any]) -> None:
         """Tell the host what was used for it, and what became of its records."""
@@ -243,12 +248,21 @@ class SessionAccounting:
 
     def __init__(self, on_loaded: Callable[[], None]) -> None:
         self._on_loaded = on_loaded
-        self.warning_limit = WarningLimit()  # for all: with no collector, each forked process would log the same
+        self._warning_limits: dict[object, WarningLimit] = {}  # that of the last session last
         self._last_ns = time.process_time_ns()
         self._lock = real_lock()  # sessions have threads of their own
         self._used_ns: dict[StreamSession, int] = {}
         self._fed_bytes: Counter[StreamSession] = Counter()
         self._is_loaded = False
+
+    def warning_limit(self, resolved: Resolved) -> WarningLimit:
+        """Return the one limit of a service: with no collector, each of its forked workers would log the same."""
+        service = resolved.resource_attributes.get(_SERVICE_NAME)
+        key = (service, destinations.describe(resolved), resolved.transport.headers)
+        limit = self._warning_limits[key] = self._warning_limits.pop(key, None) or WarningLimit()
+        if len(self._warning_limits) > _MAX_SERVICES:
+            del self._warning_limits[next(iter(self._warning_limits))]
+        return limit
 
     def begin(self, session: StreamSession) -> None:
         """Count for a session from now on: loading its exporter is not counted."""

@@ -23,6 +23,8 @@ from splunk_profiler.exporter_process import session
 from splunk_profiler.exporter_process.session import SessionAccounting, StreamSession
 from splunk_profiler.exporter_process.status import StatusError, decode
 from splunk_profiler.model import DataType, Event
+from splunk_profiler.pipeline.delivery_log import WarningLimit
+from splunk_profiler.pipeline.stream_pipeline import StreamPipeline
 from splunk_profiler.raw import RawEvent
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.stream.codec import encode
@@ -135,6 +137,48 @@ def test_a_host_need_not_wait_until_what_exports_is_loaded(
     (batch,) = sink.batches
     assert batch
     assert fed.end_timeout_s > 1
+
+
+def test_an_error_at_the_end_loses_no_record_that_waits_and_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = ScriptedSink(*[ExportResult(ExportStatus.DELIVERED)] * 9)
+    monkeypatch.setattr(session, "DeferredSink", lambda _open_sink, is_known: DeferredSink(lambda: sink, is_known))
+    monkeypatch.setattr(StreamPipeline, "close", lambda _: {}["no such key"])
+    accounting = SessionAccounting(lambda: None)
+    fed = StreamSession(1, accounting)
+    *pieces, _end = record_run(to_values(from_env())).pieces
+    for data in pieces:
+        fed.feed(data)
+    while fed not in accounting.sessions():
+        pass
+    fed.close()  # as where the host was killed
+    while accounting.sessions():
+        pass
+    assert sink.batches
+    assert not fed.is_done
+    assert "an error in ending a session" in caplog.text
+
+
+def test_services_have_warnings_of_their_own_and_their_workers_share_them() -> None:
+    accounting = SessionAccounting(lambda: None)
+
+    def limit_of(**variables: str) -> WarningLimit:
+        settings = {"OTEL_SERVICE_NAME": "shop", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://here:4317", **variables}
+        return accounting.warning_limit(from_env(settings))
+
+    shop = limit_of()
+    assert limit_of() is shop
+    others = [
+        limit_of(OTEL_SERVICE_NAME="cart"),
+        limit_of(OTEL_EXPORTER_OTLP_ENDPOINT="http://there:4317"),
+        limit_of(OTEL_EXPORTER_OTLP_HEADERS="key=another"),
+    ]
+    assert len({shop, *others}) == 4
+    assert limit_of() is shop
+    for number in range(64):
+        limit_of(OTEL_SERVICE_NAME=f"job-{number}")
+    assert limit_of() is not shop
 
 
 class DeadlineSink(ScriptedSink):
