@@ -65,14 +65,16 @@ _PATHS = (
 )
 _UPPERCASE_TOO = "_proxy"
 # A credential provider, which is code of the user's, may need any variable of its cloud (AWS_*, GOOGLE_*). With one of
-# these the exporter inherits all but what changes the interpreter, and the resource of one host.
+# these the exporter inherits all but what changes the interpreter, and the resource of one host; hosts with any other
+# variable have an exporter of their own.
 _PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_GRPC_{kind}CREDENTIAL_PROVIDER" for kind in ("", "LOGS_"))
-# How the endpoint is reached and what is trusted. An exporter has each of these once, for all of its hosts.
+# How the endpoint is reached, what is trusted and detected. An exporter has each of these once, for all of its hosts.
 # They are those of the start, as the settings are: the application may remove or load variables before a launch.
 _CONNECTION_VARIABLES = (
     *("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy", "no_grpc_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", *_PROVIDERS),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS", *_PROVIDERS),
 )
+_CONNECTION_PREFIX = "GRPC_"
 # Prefixes. Of ours one is the secret of the tree, and the others come with the stream.
 _NEVER_INHERITED = (
     *("PYTHON", "LD_PRELOAD", "LD_AUDIT", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"),
@@ -281,11 +283,11 @@ class Launcher:
     def environment(self, env: Mapping[str, str], token: str) -> dict[str, str]:
         """Return the exporter's environment, from the host's."""
         env = {name: value for name, value in env.items() if not _is_of_connection(name)} | dict(self.variables)
-        has_provider = any(env.get(name, "").strip() for name in _PROVIDERS)  # any variable may be a path then
+        has_provider = _has_provider(env)  # any variable may be a path then
         paths = [path for name in _PATHS for path in (env.get(name) or "/").split(":")]
         settings = {
             "leaves_directory": not has_provider and all(path.startswith("/") for path in paths),
-            "path": [*_absolute_path()],
+            "path": [*absolute_path()],
             "package": [*sys.modules["splunk_profiler"].__path__],
             "factory": self.factory,
             "token": token,
@@ -295,7 +297,7 @@ class Launcher:
         inherited = {
             name: value
             for name, value in env.items()
-            if _is_inherited(name) or (has_provider and not name.startswith(_NEVER_INHERITED))
+            if _is_inherited(name) or (has_provider and _is_of_provider(name))
         }
         return {**inherited, **ALLOCATION, VARIABLE: json.dumps(settings)}
 
@@ -310,11 +312,20 @@ def _is_own_home(home: str) -> bool:
 
 def connection_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that hosts of one exporter have in common."""
-    return {name: value for name, value in env.items() if _is_of_connection(name)}
+    is_common = _is_of_provider if _has_provider(env) else _is_of_connection
+    return {name: value for name, value in env.items() if is_common(name)}
+
+
+def _has_provider(env: Mapping[str, str]) -> bool:
+    return any(env.get(name, "").strip() for name in _PROVIDERS)
+
+
+def _is_of_provider(name: str) -> bool:
+    return not name.startswith(_NEVER_INHERITED)
 
 
 def _is_of_connection(name: str) -> bool:
-    return _known_name(name) in _CONNECTION_VARIABLES
+    return _known_name(name) in _CONNECTION_VARIABLES or name.startswith(_CONNECTION_PREFIX)
 
 
 def _known_name(name: str) -> str:
@@ -328,7 +339,7 @@ def _is_inherited(name: str) -> bool:
     )
 
 
-def _absolute_path() -> Iterator[str]:
+def absolute_path() -> Iterator[str]:
     """Yield the entries of `sys.path` after those with our package, which an import hook may have found, and its needs.
 
     The application may have put a directory in front, with modules of the names of some that the exporter imports.

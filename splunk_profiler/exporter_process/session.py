@@ -52,6 +52,7 @@ class StreamSession:
         self._accounting = accounting
         self._reader = StreamReader()
         self._resolved: Resolved | None = None
+        self._path: Any = None  # the host's `sys.path`
         self._changed: ResourceChanged | None = None
         self._resource: tuple[ResourceChanged | None, ProcessResource] | None = None  # and what it was made of
         self._pipeline: StreamPipeline | None = None
@@ -154,6 +155,7 @@ class StreamSession:
     def _begin(self, started: ProcessStarted) -> None:
         resolved = self._resolved = from_values(started.settings)
         self._pid = started.settings.get("pid", self._pid)
+        self._path = started.settings.get("path")
         self._sink = DeferredSink(self._open_sink, self._knows_service)
         self._batch_exporter = make_batch_exporter(
             resolved.config, self._sink, self._accounting.warning_limit(resolved)
@@ -176,7 +178,8 @@ class StreamSession:
         if self._resolved.config.sends_profiles:
             from splunk_profiler.code_origin.classifier import CodeClassifier  # noqa: PLC0415  # needless for text
 
-            classifier = CodeClassifier()
+            path = self._path  # its exporter may have been started by another program
+            classifier = CodeClassifier(None if path is None else lambda: path)
         context = SinkContext(self._resolved, self._current_resource, classifier, share_connection=False)
         return destinations.make_sink(context)
 
@@ -259,7 +262,8 @@ class SessionAccounting:
         """Return the one limit of a service: with no collector, each of its forked workers would log the same."""
         service = resolved.resource_attributes.get(_SERVICE_NAME)
         key = (service, destinations.describe(resolved), resolved.transport.headers)
-        limit = self._warning_limits[key] = self._warning_limits.pop(key, None) or WarningLimit()
+        limit = self._warning_limits.pop(key) if key in self._warning_limits else WarningLimit()
+        self._warning_limits[key] = limit
         if len(self._warning_limits) > _MAX_SERVICES:
             del self._warning_limits[next(iter(self._warning_limits))]
         return limit

@@ -20,7 +20,8 @@ def tree_token(variables: Mapping[str, str]) -> str:
 
     Forked workers have the same one, also if their master never starts the profiler. Executed programs have it if they
     inherit it (`config.tree`). Another installation has its own exporter: it may have other code, or lack what exports.
-    So have processes with other proxies, certificates or providers of credentials.
+    So have processes with other proxies, certificates, providers of credentials, or settings of gRPC or detectors, and
+    of those with a provider, processes with any other variable.
     """
     secret = inherited_secret()
     if not secret:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from splunk_profiler.config import Resolved
 from splunk_profiler.config.handover import to_values
 from splunk_profiler.export.stream_output import StreamOutput
-from splunk_profiler.exporter_process.launch import Interpreter, Launcher
+from splunk_profiler.exporter_process.launch import Interpreter, Launcher, absolute_path
 from splunk_profiler.exporter_process.tree import tree_token
 from splunk_profiler.model import RecordCounters
 from splunk_profiler.system.guard import logger
@@ -53,7 +53,7 @@ class ProcessExport(StreamOutput):
 
     def settings(self, resolved: Resolved) -> dict[str, Any]:
         """Return the settings with which the exporter process exports, secrets included."""
-        return {**to_values(resolved), "pid": os.getpid()}
+        return {**to_values(resolved), "pid": os.getpid(), "path": [*absolute_path()]}
 
     def send(self, data: bytes) -> bool:
         """Send `data` whole, without waiting; return False if it is lost and the stream has to begin anew."""

@@ -147,7 +147,7 @@ class ConnectionSelector:
         if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
         channel = None
-        # A call on it begins with a thread of Python. Where that fails, later calls and the channel's end wait for ever.
+        # A call on it starts a thread of Python. Where that fails, later calls and the channel's end wait for ever.
         if self._can_share and may_share and _has_room_for_threads(1):
             with suppress(Exception):  # of processors of the application
                 channel = self._find_trace_channel()
@@ -173,7 +173,7 @@ class ConnectionSelector:
             self.close()  # the host may be gone without a reset: only a new connection shows it
             self._consecutive_timeouts = 0
 
-    def record_stuck(self, connection: Connection) -> None:
+    def avoid_for_good(self, connection: Connection) -> None:
         """Avoid a connection whose calls do not end: a shared one until the trace exporter has another."""
         if connection.is_shared:
             self._avoid_shared_until_ns = sys.maxsize

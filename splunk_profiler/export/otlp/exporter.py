@@ -118,9 +118,6 @@ class OtlpSink(Generic[Record]):
                 return self._delivered_result(self._exchange(connection, message))
             except grpc.FutureCancelledError:
                 return self._interrupted_result()
-            except _STUCK_CALLS as error:
-                self._connections.record_stuck(connection)
-                return ExportResult(ExportStatus.RETRY, f"gRPC does not send: {str(error) or type(error).__name__}")
             except ValueError as error:  # the channel has been closed
                 self._connections.record_failure(connection, timed_out=False)
                 if not connection.is_shared:
@@ -181,6 +178,9 @@ class OtlpSink(Generic[Record]):
             if is_ended:
                 call.cancel()
             return call.result(options["timeout"] + _STUCK_AFTER_S)
+        except _STUCK_CALLS as error:
+            self._connections.avoid_for_good(connection)
+            raise GrpcUnusableError(f"gRPC does not send: {str(error) or type(error).__name__}") from None
         finally:
             self._has_call = False
             detach(token)

@@ -1,9 +1,11 @@
-"""The resources of services that share an exporter process and have no `TracerProvider`."""
+"""What is each service's own where several share an exporter process: their resources, and where their code is from."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ from exporter_processes import exporters_with_variable, wait_for_end
 from splunk_profiler.config.tree import TREE
 
 _SERVICE = (*COMMAND, "run", "--", sys.executable, str(TESTS / "targets" / "uninstrumented.py"))
+
+_BUSY = "import splunk_profiler, pricing\nassert splunk_profiler.start()\npricing.calculate()\nsplunk_profiler.stop(30)"
+_PRICING = "import time\ndef calculate():\n    ends = time.monotonic() + 1\n    while time.monotonic() < ends: pass\n"
 
 
 def _resource_of(receiver: Receiver, target: Target, prefix: str) -> dict[str, Any]:
@@ -58,3 +63,23 @@ def test_detected_resource_has_nothing_of_the_exporter_process() -> None:
             target.tell("stop")
             assert target.finish() == 0, target.output
         wait_for_end(exporter)
+
+
+def test_libraries_are_found_on_the_path_of_each_service(tmp_path: Path) -> None:
+    installed, profiles = tmp_path / "libraries", tmp_path / "profiles"
+    (installed / "pricing-2.0.dist-info").mkdir(parents=True)
+    (installed / "pricing.py").write_text(_PRICING, "utf-8")
+    (installed / "pricing-2.0.dist-info" / "METADATA").write_text("Name: pricing\nVersion: 2.0\n", "utf-8")
+    (installed / "pricing-2.0.dist-info" / "RECORD").write_text("pricing.py,,\n", "utf-8")
+    own = {"SPLUNK_PROFILER_OUTPUT": f"file:{profiles}", "PYTHONPATH": str(installed), "OTEL_SERVICE_NAME": "shop"}
+    with Receiver() as receiver:
+        settings = profiling_settings(receiver.url, 10, **{TREE: os.urandom(16).hex()})
+        with Target(*_SERVICE, env={**settings, "OTEL_SERVICE_NAME": "web"}) as first:
+            _resource_of(receiver, first, "service.")  # it has started the exporter, and has no such directory
+            with Target(sys.executable, "-c", _BUSY, env={**settings, **own}) as second:
+                assert second.finish() == 0, second.output
+            (exporter,) = exporters_with_variable(f"={receiver.url}")
+            first.tell("stop")
+            assert first.finish() == 0, first.output
+        wait_for_end(exporter)
+    assert any(b"pricing==2.0" in gzip.decompress(profile.read_bytes()) for profile in profiles.glob("*.pprof"))

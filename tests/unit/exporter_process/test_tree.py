@@ -66,7 +66,10 @@ def test_token_of_another_installation_is_another_one(monkeypatch: pytest.Monkey
         ("SSL_CERT_FILE", True),
         ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", True),
         ("OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER", True),
-        ("GRPC_VERBOSITY", False),
+        ("GRPC_DNS_RESOLVER", True),
+        ("OTEL_EXPERIMENTAL_RESOURCE_DETECTORS", True),
+        ("REQUESTS_CA_BUNDLE", True),
+        ("TENANT", False),
         ("OTEL_SERVICE_NAME", False),
         ("TZ", False),
     ],
@@ -77,6 +80,19 @@ def test_processes_with_other_ways_to_a_collector_have_other_tokens(
     monkeypatch.setenv(TREE, "secret")
     tokens = {tree_token(connection_variables({name: value, "PATH": value})) for value in ("one", "other")}
     assert len(tokens) == 1 + has_own
+
+
+def test_other_variables_of_a_credential_provider_make_another_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(TREE, "secret")
+    provider = {"OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER": "cloud"}
+
+    def token(**variables: str) -> str:
+        return tree_token(connection_variables({**provider, "TENANT": "one", **variables}))
+
+    assert token() == token(OTEL_SERVICE_NAME="cart", SPLUNK_PROFILER_TREE="secret", PYTHONPATH="/lib")
+    assert token() != token(TENANT="other")
 
 
 def test_process_with_one_thread_hands_its_secret_on() -> None:

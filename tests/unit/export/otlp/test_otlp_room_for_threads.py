@@ -97,12 +97,12 @@ def test_export_without_memory_for_threads_of_grpc_is_tried_again() -> None:
     _assert_has_no_room(run_code(_EXPORT % (sys.path, _LIMIT_MEMORY, "http://127.0.0.1:9")))
 
 
-def test_connection_of_the_trace_exporter_is_left_alone_without_room_for_a_thread() -> None:
+def test_shared_connection_is_left_alone_without_room_for_a_thread() -> None:
     lift = "resource.setrlimit(resource.RLIMIT_AS, limits)"
     assert run_code(_SHARE % (sys.path, _LIMIT, lift, "provider.shutdown()")) == _DELIVERED_AFTERWARDS
 
 
-def test_connection_of_the_trace_exporter_that_could_start_no_thread_is_used_no_more() -> None:
+def test_shared_connection_that_could_start_no_thread_is_used_no_more() -> None:
     begin, end = "threading.stack_size(1 << 46)", "threading.stack_size(0)"
     assert run_code(_SHARE % (sys.path, begin, end, "")) == _DELIVERED_AFTERWARDS
 
