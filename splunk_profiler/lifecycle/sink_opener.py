@@ -40,7 +40,7 @@ class SinkOpener:
         from splunk_profiler.export.resource import is_service_known  # noqa: PLC0415  # loads the SDK
 
         self._resource_tagger.attach(spans.tracer_provider())  # here too: soon after the application has set it
-        return is_service_known()
+        return is_service_known(self._resolved.resource_attributes)
 
     def load(self) -> None:
         """Import all that the sink takes."""
@@ -58,7 +58,7 @@ class SinkOpener:
         """Detect and cache the resource now: detectors may use the network, and an exiting process cannot wait."""
         from splunk_profiler.export.resource import current_resource  # noqa: PLC0415
 
-        current_resource()
+        current_resource(self._resolved.resource_attributes)
 
     def open(self) -> Any:
         """Return the sink."""
@@ -72,4 +72,4 @@ class SinkOpener:
     def _resource(self) -> Any:
         from splunk_profiler.export.resource import current_resource  # noqa: PLC0415
 
-        return self._enrich_resource(self._resource_tagger.resource(current_resource()))
+        return self._enrich_resource(self._resource_tagger.resource(current_resource(self._resolved.resource_attributes)))

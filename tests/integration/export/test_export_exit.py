@@ -104,13 +104,9 @@ import atexit, os
 from splunk_profiler.export.resource import current_resource
 @atexit.register
 def tell():
-    found = current_resource().attributes
+    found = current_resource({"service.name": "shop", "deployment": "blue"}).attributes
     print(found["service.name"], found["deployment"], found["process.pid"] == os.getpid())
 """
-    env = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
-        "OTEL_SERVICE_NAME": "shop",
-        "OTEL_RESOURCE_ATTRIBUTES": "deployment=blue",
-    }
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
     told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout == "shop blue True\n"

@@ -34,7 +34,7 @@ def test_forked_child_does_not_know_its_service_before_its_provider(monkeypatch:
     provider: TracerProvider | None = None
     for module in (spans, resource):
         monkeypatch.setattr(module, "tracer_provider", lambda: provider)
-    monkeypatch.setattr(resource, "current_resource", lambda: Resource({}))  # the detected one is cached
+    monkeypatch.setattr(resource, "current_resource", lambda _: Resource({}))  # the detected one is cached
     resolved, tagger = from_config(Config(enabled=True), {}), ResourceTagger(RuntimeId.new(), on_spans=False)
     parent = SinkOpener(resolved, tagger, lambda resource: resource, None)
     child = SinkOpener(resolved, tagger, lambda resource: resource, parent)

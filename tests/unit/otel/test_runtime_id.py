@@ -261,11 +261,13 @@ def _is_identified_by_itself(service: Service, identity: RuntimeId) -> int:
 
 _FORKED = """
 import os
+from splunk_profiler.config import from_env
 from splunk_profiler.otel.runtime_id import INSTANCE_ID, RUNTIME_ID, ResourceTagger, RuntimeId
 from splunk_profiler.export.resource import current_resource
 
 def said(identity):
-    attributes = ResourceTagger(identity, on_spans=False).resource(current_resource()).attributes
+    found = current_resource(from_env().resource_attributes)
+    attributes = ResourceTagger(identity, on_spans=False).resource(found).attributes
     return attributes[RUNTIME_ID] + " " + attributes.get(INSTANCE_ID, "none")
 
 identity = RuntimeId.new()
