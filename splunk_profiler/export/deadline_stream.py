@@ -21,7 +21,8 @@ _CHUNK_BYTES = 65536
 
 def client_context() -> ssl.SSLContext:
     """Return a context that trusts the system's authorities or the ``SSL_CERT_*`` variables'."""
-    context: ssl.SSLContext = real("ssl", "SSLContext")(ssl.PROTOCOL_TLS_CLIENT)
+    protocol = ssl.PROTOCOL_TLS_CLIENT  # first: in the exporter process this loads `ssl`, or waits for a thread that does
+    context: ssl.SSLContext = real("ssl", "SSLContext")(protocol)
     context.load_default_certs()
     return context
 

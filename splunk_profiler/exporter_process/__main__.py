@@ -16,6 +16,7 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,10 @@ class PostponedModule(ModuleType):
 
     One of `importlib.util.LazyLoader` is loaded by the next ``import`` statement.
     """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)  # without one, `find_spec` raises `ValueError`
 
     def __getattr__(self, name: str) -> Any:
         with _REPLACING:

@@ -204,7 +204,7 @@ def _variable(hint: Any) -> tuple[Callable[[Any], bytes], _Decoder]:
 
 
 def _encode_text(text: str) -> bytes:
-    encoded = text.encode("utf-8", "backslashreplace")
+    encoded = str.encode(text, "utf-8", "backslashreplace")  # a file name may be of a class of the application
     return _LENGTH.pack(len(encoded)) + encoded
 
 

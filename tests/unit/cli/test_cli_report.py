@@ -188,6 +188,9 @@ def test_nothing_to_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> Non
         analyse(tmp_path)
     with pytest.raises(CommandError, match=r"no samples in .* splunk-profiler doctor"):
         saved(tmp_path, spans())
+    (tmp_path / "shop.pprof").write_bytes(b"\x1f\x8b")
+    with pytest.raises(CommandError, match=r"no samples in .* it is a profile: see splunk-profiler view"):
+        analyse(tmp_path / "shop.pprof")
 
 
 def test_a_person_sees_shares_functions_threads_and_a_whole_record(tmp_path: Path) -> None:

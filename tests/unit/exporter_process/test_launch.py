@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -267,10 +268,31 @@ def test_postponed_module_is_loaded_when_something_of_it_is_used(
         patched.setitem(sys.modules, "late.part", None)
         del sys.modules["late.part"]
         exec("import late", {})  # noqa: S102
+        assert find_spec("late") is not None
         assert sys.modules["late"] is postponed
         exec(use, {})  # noqa: S102
         assert sys.modules["late"].__file__ == str(tmp_path / "late" / "__init__.py")
         assert postponed.value == 7
+
+
+def test_sessions_that_need_tls_at_once_get_it_while_it_is_loaded() -> None:
+    code = """
+import threading
+from splunk_profiler.exporter_process.__main__ import postpone_modules
+postpone_modules()
+from splunk_profiler.export.deadline_stream import client_context
+start, made = threading.Barrier(3), []
+def use():
+    start.wait()
+    made.append(client_context())
+threads = [threading.Thread(target=use) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(made))
+"""
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("3\n", "")
 
 
 @pytest.mark.skipif((3, 12) <= sys.version_info < (3, 14), reason="dataclasses reads annotations by inspect there")

@@ -119,6 +119,19 @@ def test_number_in_a_list_beyond_its_limit_is_refused() -> None:
             encode(example(SnapshotRecord)._replace(ended=[value]))
 
 
+class OddText(str):
+    """A text of the application."""
+
+    __slots__ = ()
+
+    def encode(self, *_: Any) -> bytes:
+        raise RuntimeError
+
+
+def test_text_of_another_class_is_written_without_its_code() -> None:
+    assert encode(EndpointRecord(1, OddText("first"))) == FIRST
+
+
 def test_half_of_a_surrogate_pair_is_escaped() -> None:
     assert decode(encode(EndpointRecord(1, "a\ud800b"))) == [EndpointRecord(1, r"a\ud800b")]
 
