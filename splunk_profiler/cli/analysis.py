@@ -293,8 +293,9 @@ def analyse(path: Path) -> Analysis:
     _add_entries(result, "resourceLogs", result.add_logs)
     records = result.samples or result.profiles.records or result.memory.records
     if not (records or result.snapshots or result.other_types):
-        is_profile = path.suffix == ".pprof"
-        advice = "it is a profile: see splunk-profiler view" if is_profile else "to find out why: splunk-profiler doctor"
+        advice = "to find out why: splunk-profiler doctor"
+        if path.suffix == ".pprof":
+            advice = "it is a profile: see splunk-profiler view"
         raise CommandError(
             f"no samples in {path} ({result.other_logs} other log records, {result.spans} spans, {result.unread} "
             f"records that cannot be read); {advice}"

@@ -20,11 +20,10 @@ from typing import Any
 
 from splunk_profiler.cli.checks import Finding, Verdict, failure, good, note, warning
 from splunk_profiler.config import Resolved
-from splunk_profiler.config.otlp_transport import DEFAULT_ENDPOINT
+from splunk_profiler.config.otlp_transport import DEFAULT_ENDPOINT, proxy_variable
 from splunk_profiler.config.parsers import Collector, DatadogAgent, Directory, Endpoint, NoDestination, StreamDirectory
 
 _CONNECT_TIMEOUT_S = 5.0
-_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _LOW_DISK_BYTES = 64 << 20
 _MAX_INFO_BYTES = 1 << 20
 _INTAKE_PATH = "/profiling/v1/input"
@@ -138,9 +137,8 @@ def _check_collector(target: Endpoint, env: Mapping[str, str]) -> Iterator[Findi
     if env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip().startswith("http"):
         fact = "OTEL_EXPORTER_OTLP_PROTOCOL asks for HTTP; profiles always travel over gRPC"
         yield warning("endpoint", fact, "name the collector's gRPC port (4317) in SPLUNK_PROFILER_LOGS_ENDPOINT")
-    for name in _PROXY_VARIABLES:
-        if env.get(name, "").strip():
-            yield note("proxy", f"{name} is set, so gRPC goes through that proxy unless no_proxy names the collector")
+    if name := proxy_variable(target, env):
+        yield note("proxy", f"{name} is set, so gRPC goes through that proxy unless no_proxy names the collector")
     start = "start a collector there (to try: splunk-profiler collect)"
     yield from _check_connection(target.path or target.address, start)
 

@@ -27,6 +27,7 @@ LOGS_HEADERS_SETTING = "SPLUNK_PROFILER_LOGS_HEADERS"
 _HEADER_NAME_PATTERN = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _HEADER_VALUE_PATTERN = re.compile(r"[ -~]*")
 _MAX_TIMEOUT_S = 600
+_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")  # of gRPC, which takes the first one
 
 
 class Certificates(NamedTuple):
@@ -202,3 +203,12 @@ def _read_certificates(env: Mapping[str, str], signal: str, directory: str) -> C
 def _read_credential_provider(env: Mapping[str, str], signal: str) -> str:
     own, general = (env.get(_CREDENTIAL_PROVIDER_SETTING.format(kind), "").strip() for kind in (signal, ""))
     return own or general
+
+
+def proxy_variable(endpoint: Endpoint, env: Mapping[str, str]) -> str:
+    """Return the name of the variable whose proxy gRPC takes to `endpoint`; empty if it takes none."""
+    host = "" if endpoint.path else endpoint.address[0].lower()
+    exceptions = (env.get("no_grpc_proxy") or env.get("no_proxy") or "").lower().split(",")
+    if not host or any(host.endswith(exception.strip()) for exception in exceptions if exception.strip()):
+        return ""
+    return next((name for name in _PROXY_VARIABLES if env.get(name, "").strip()), "")

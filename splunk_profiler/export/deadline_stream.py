@@ -21,7 +21,7 @@ _CHUNK_BYTES = 65536
 
 def client_context() -> ssl.SSLContext:
     """Return a context that trusts the system's authorities or the ``SSL_CERT_*`` variables'."""
-    protocol = ssl.PROTOCOL_TLS_CLIENT  # first: in the exporter process this loads `ssl`, or waits for a thread that does
+    protocol = ssl.PROTOCOL_TLS_CLIENT  # first: in the exporter process this loads `ssl`, or waits until it is loaded
     context: ssl.SSLContext = real("ssl", "SSLContext")(protocol)
     context.load_default_certs()
     return context

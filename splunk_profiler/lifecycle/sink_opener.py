@@ -72,4 +72,5 @@ class SinkOpener:
     def _resource(self) -> Any:
         from splunk_profiler.export.resource import current_resource  # noqa: PLC0415
 
-        return self._enrich_resource(self._resource_tagger.resource(current_resource(self._resolved.resource_attributes)))
+        found = current_resource(self._resolved.resource_attributes)
+        return self._enrich_resource(self._resource_tagger.resource(found))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import time
 from enum import Enum
 
 import grpc
@@ -15,6 +16,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 
 from splunk_profiler.config.otlp_transport import LOGS_HEADERS_SETTING, Transport
 from splunk_profiler.config.parsers import Endpoint
+from splunk_profiler.export.deadline_stream import DeadlineStream
 from splunk_profiler.samples import ExportResult, ExportStatus
 
 _CODE = grpc.StatusCode
@@ -41,7 +43,7 @@ _CERTIFICATE_PATTERN = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verificat
 _RETRY_INFO_KEY = "google.rpc.retryinfo-bin"
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # with an empty SETTINGS frame
-_PROBE_TIMEOUT_S = 1.0
+_PROBE_TIMEOUT_S = 1.0  # of each connection
 
 
 class ServerProtocol(Enum):
@@ -63,10 +65,9 @@ def probe(endpoint: Endpoint) -> ServerProtocol:
     """Detect the protocol of the server at `endpoint`, first without TLS. Never raises."""
     try:
         with _connect(endpoint) as connection:
-            connection.sendall(_HTTP2_PREFACE)
-            head = b""
-            while len(head) < 9 and (more := connection.recv(9 - len(head))):
-                head += more
+            stream = DeadlineStream(connection, time.monotonic() + _PROBE_TIMEOUT_S)
+            stream.sendall(_HTTP2_PREFACE)
+            head = stream.makefile("rb").read(9)
     except OSError:
         head = b""
     found = _detect_protocol(head)
@@ -111,9 +112,12 @@ def _accepts_tls(endpoint: Endpoint) -> bool:
 
 
 def classify_error(
-    error: grpc.RpcError, endpoint: Endpoint, transport: Transport, protocol: ServerProtocol
+    error: grpc.RpcError, endpoint: Endpoint, transport: Transport, protocol: ServerProtocol, proxy: str = ""
 ) -> ExportResult:
-    """Return the result of a failed call; `protocol` is that of `probe`, or UNKNOWN."""
+    """Return the result of a failed call.
+
+    `protocol` is that of `probe`, or UNKNOWN; `proxy` is the variable of a proxy in between, if any.
+    """
     code, details = error.code(), error.details() or ""
     is_answered = _TOO_LARGE_ANSWER in details
     if not is_answered and code in _TOO_LARGE_CODES and _TOO_LARGE_PATTERN.search(details):
@@ -122,6 +126,8 @@ def classify_error(
         return ExportResult(ExportStatus.TOO_LARGE, text)
     export_status = ExportStatus.RETRY if code in _RETRIED_CODES and not is_answered else ExportStatus.REJECTED
     text = _explain(code, details, endpoint, transport, protocol)
+    if proxy and code is _CODE.UNAVAILABLE:
+        text += f"; {proxy} is set, so gRPC goes through that proxy unless no_proxy names the collector"
     return ExportResult(export_status, text, _retry_after_ns(error))
 
 

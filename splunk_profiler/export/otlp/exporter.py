@@ -17,7 +17,8 @@ import grpc
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config import environment
+from splunk_profiler.config.otlp_transport import Transport, proxy_variable
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp import errors
 from splunk_profiler.export.otlp.channel import DESCRIPTORS_CLOSED, Connection, ConnectionSelector, GrpcUnusableError
@@ -54,6 +55,7 @@ class OtlpSink(Generic[Record]):
     ) -> None:
         self._endpoint = endpoint
         self._transport = transport
+        self._proxy = proxy_variable(endpoint, environment())
         self._encode = encode
         self._connections = ConnectionSelector(endpoint, transport, tracer_provider, share_connection=share_connection)
         self._compression = grpc.Compression.Gzip if transport.gzip else grpc.Compression.NoCompression
@@ -126,7 +128,8 @@ class OtlpSink(Generic[Record]):
                 if self._is_ended() or (_timed_out(error) and self._shutdown_deadline_s is not None):
                     return self._interrupted_result()
                 if not self._should_retry(connection, error, may_reconnect=may_reconnect):
-                    return errors.classify_error(error, self._endpoint, self._transport, self._probe_protocol(error))
+                    protocol = self._probe_protocol(error)
+                    return errors.classify_error(error, self._endpoint, self._transport, protocol, self._proxy)
                 may_reconnect = may_reconnect and connection.is_shared
 
     def _should_retry(self, connection: Connection, error: grpc.RpcError, *, may_reconnect: bool) -> bool:
@@ -188,7 +191,9 @@ class OtlpSink(Generic[Record]):
     def _probe_protocol(self, error: grpc.RpcError) -> errors.ServerProtocol:
         """Return the server's protocol; probe once for each new text of the error."""
         details = error.details() or ""
-        if not errors.should_probe(error.code(), details):
+        # The probe goes past a proxy, and an ending process has no time for it.
+        is_useful = not self._proxy and self._shutdown_deadline_s is None
+        if not is_useful or not errors.should_probe(error.code(), details):
             return errors.ServerProtocol.UNKNOWN
         if details != self._probed_details:
             self._probed_details = details

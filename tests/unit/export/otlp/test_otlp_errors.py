@@ -9,7 +9,7 @@ import threading
 import grpc
 import pytest
 
-from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.otlp_transport import Transport, proxy_variable
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp.errors import ServerProtocol, classify_error, probe
 from splunk_profiler.samples import ExportStatus
@@ -128,6 +128,26 @@ def test_http_server_of_the_application_is_left_to_its_own_setting() -> None:
     found = classify_error(unavailable, endpoint, Transport(), ServerProtocol.HTTP1)
     assert "set SPLUNK_PROFILER_LOGS_ENDPOINT to the OTLP/gRPC port" in found.detail
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in found.detail
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"http_proxy": "http://p:1"}, "http_proxy"),
+        ({"http_proxy": "http://p:1", "grpc_proxy": "http://q:1"}, "grpc_proxy"),
+        ({"http_proxy": "http://p:1", "no_proxy": "other, collector.Example"}, ""),
+        ({"http_proxy": "http://p:1", "no_proxy": "other,"}, "http_proxy"),
+        ({"http_proxy": " "}, ""),
+        ({}, ""),
+    ],
+)
+def test_proxy_between_is_named_where_no_collector_is_reached(variables: dict[str, str], found: str) -> None:
+    endpoint = Endpoint("http://collector.example:4317", "collector.example:4317", False, "")
+    assert proxy_variable(endpoint, variables) == found
+    unavailable = Refusal(grpc.StatusCode.UNAVAILABLE, "HTTP proxy returned response code 403")
+    detail = classify_error(unavailable, endpoint, Transport(), ServerProtocol.UNKNOWN, found).detail
+    assert detail.endswith("so gRPC goes through that proxy unless no_proxy names the collector") is bool(found)
+    assert not proxy_variable(Endpoint("unix:/s", "unix:/s", False, ""), variables)
 
 
 def test_a_port_without_a_server_speaks_nothing_known() -> None:
