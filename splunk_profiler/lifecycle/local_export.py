@@ -5,6 +5,7 @@ Replaced as a whole in a forked child, which never repairs, joins or closes the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.descriptors import were_closed
 from splunk_profiler.system.guard import Guard
-from splunk_profiler.system.threads import Worker
+from splunk_profiler.system.threads import OwnedLock, Worker
 
 _JOIN_S = 0.1
 
@@ -50,6 +51,7 @@ class LocalExport(StreamOutput):
         self._pipeline = make_pipeline(resolved.config, self.batch_exporter.record)
         self._thread = Worker("exporter", self._export)
         self._guard = Guard("the pipeline")
+        self._feeding, self._is_stopping = OwnedLock(), False  # `stop` is called on another thread than `send`
         self._sink_open_cpu_ns: int | None = None  # CPU time of loading gRPC, once that is done
 
     def start(self) -> None:
@@ -69,11 +71,14 @@ class LocalExport(StreamOutput):
         The sampler thread calls it at least once a second.
         """
         is_read = False
-        with self._guard.catching():
-            self._pipeline.feed(data)
-            is_read = True
-        with self._guard.catching():
-            self._pipeline.tick(boottime_ns())
+        with self._feeding:
+            if self._is_stopping:  # `stop` did not wait for the sampler thread's end
+                return True
+            with self._guard.catching():
+                self._pipeline.feed(data)
+                is_read = True
+            with self._guard.catching():
+                self._pipeline.tick(boottime_ns())
         with self._guard.catching():
             if were_closed():
                 self.sink.interrupt()
@@ -81,9 +86,15 @@ class LocalExport(StreamOutput):
 
     def stop(self, timeout_s: float) -> None:
         """Send what is gathered and end the exporting thread, within about `timeout_s` seconds."""
-        with self._guard.catching():
-            self._pipeline.close()
-        self.batch_exporter.stop(timeout_s * 0.8)
+        deadline_s = time.monotonic() + timeout_s
+        self._is_stopping = True
+        if self._feeding.acquire(timeout_s / 2):  # beside busy threads the sampler thread may be feeding for long
+            try:
+                with self._guard.catching():
+                    self._pipeline.close()
+            finally:
+                self._feeding.release()
+        self.batch_exporter.stop(max(deadline_s - time.monotonic(), 0) * 0.8)
         self._thread.join(_JOIN_S)
 
     def fork_participants(self) -> list[Any]:
