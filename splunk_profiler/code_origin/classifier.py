@@ -12,6 +12,7 @@ import platform
 import posixpath
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -37,6 +38,7 @@ _PROFILER = CodeOrigin(OriginKind.LIBRARY, OWN_NAME)  # an installed distributio
 _MAX_READ_S = 0.3  # of one call; forks and the end of the process wait for it
 _PAUSE_INTERVAL_NS = 1_000_000
 _MAX_ENTRIES = 512
+_MAX_TRIES = 3  # to read an entry, with a profile between two: descriptors may be used up for a moment
 _MAX_CACHED = 16_384
 _FROZEN = "<frozen "
 
@@ -66,6 +68,7 @@ class CodeClassifier:
         self._entries_by_top: dict[str, list[str]] = {}  # by name of a module or package; cleared with the origins
         self._real_directories: dict[str, str] = {}
         self._reading: tuple[str, Steps] | None = None
+        self._failures: Counter[str] = Counter()  # of reads of entries
 
     def read(self, pause: Callable[[], None] | None = None) -> bool:
         """Read installed distributions for 0.3 s at most; return True if all are read."""
@@ -79,8 +82,12 @@ class CodeClassifier:
                 next(steps)
             except StopIteration as ended:
                 self._finish_entry(entry, ended.value)
-            except Exception:
+            except Exception as error:
                 logger.debug("cannot read the distributions in %s", entry, exc_info=True)
+                self._reading = None
+                self._failures[entry] += 1
+                if isinstance(error, OSError) and self._failures[entry] < _MAX_TRIES:
+                    return False
                 self._finish_entry(entry, {})
             # Each read releases the GIL already. Beside busy threads, getting it back takes tens of milliseconds.
             if pause is not None and time.thread_time_ns() - paused_ns >= _PAUSE_INTERVAL_NS:

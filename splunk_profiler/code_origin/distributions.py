@@ -11,6 +11,7 @@ Specifications: "Recording installed projects", "Recording the Direct URL Origin
 from __future__ import annotations
 
 import encodings.cp437  # noqa: F401  # zipfile imports it at its first name
+import errno
 import json
 import os
 import posixpath
@@ -18,7 +19,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -40,33 +41,43 @@ _SEPARATORS = re.compile(r"[-_.]+")
 _DEVELOPER_INSTALLERS = ("pip", "uv", "poetry", "pdm")
 _METADATA_SUFFIXES = (".dist-info", ".egg-info")
 _EGG_METADATA = "EGG-INFO"
+_PASSING_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 
 Steps: TypeAlias = Generator[None, None, dict[str, CodeOrigin]]
 
 
 class _Directory:
-    """A directory on disk: the names of its direct children and the text of files, empty if not readable."""
+    """A directory on disk: the names of its direct children and the text of files, empty if not readable.
+
+    Raises `OSError` where another try may succeed: no descriptor is free, or a file system is not there for a moment.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def names(self) -> Iterator[str]:
-        with suppress(OSError), os.scandir(self._path) as entries:
+        with _passing_errors_only(), os.scandir(self._path) as entries:
             for entry in entries:  # each step releases the GIL
                 yield entry.name
 
     def read(self, name: str) -> str:
         # Makes few system calls, as each releases the GIL; none may block, whatever kind of file this is.
-        try:
+        with _passing_errors_only():
             file = os.open(f"{self._path}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
-            return ""
-        try:
-            return os.read(file, _MAX_FILE_BYTES).decode("utf-8", "replace")
-        except OSError:
-            return ""
-        finally:
-            os.close(file)
+            try:
+                return os.read(file, _MAX_FILE_BYTES).decode("utf-8", "replace")
+            finally:
+                os.close(file)
+        return ""
+
+
+@contextmanager
+def _passing_errors_only() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _PASSING_ERRNOS:
+            raise
 
 
 class _Archive:

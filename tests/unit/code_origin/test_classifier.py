@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import py_compile
+import resource
 import subprocess
 import sys
 import tracemalloc
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -274,6 +276,25 @@ def test_start_script_belongs_to_the_distribution_that_installed_it(tmp_path: Pa
     assert classifier.classify(f"{tmp_path}/bin/server", "__main__") == CodeOrigin(OriginKind.LIBRARY, "server", "2")
     assert classifier.classify(f"{tmp_path}/bin/mine", "__main__") == CodeOrigin(OriginKind.APPLICATION, "mine", "1")
     assert classifier.classify(f"{tmp_path}/bin/other", "__main__") == APPLICATION
+
+
+@contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("tries", "name"), [(2, "p0"), (3, "")])
+def test_entry_is_read_again_where_no_descriptor_was_free(tmp_path: Path, tries: int, name: str) -> None:
+    site = site_of(tmp_path / "site-packages", 1)
+    classifying = make_classifier([str(site)])
+    with no_free_descriptor():
+        done = [classifying.read() for _ in range(tries)]
+    assert done == [False, False, True][:tries]
+    assert classifying.read()
+    assert classifying.classify(f"{site}/p0/m1.py", "p0.m1").name == name
 
 
 def test_an_editable_install_of_single_modules_is_known_by_them(
