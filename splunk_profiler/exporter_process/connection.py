@@ -89,7 +89,7 @@ class ExporterConnection:
         self._was_full = False  # and is not half empty yet
         self._received = bytearray()
         self._messages: list[bytes] = []
-        self._has_been_connected = self._is_closed = False
+        self._has_been_connected = self._is_closed = self._is_closed_by_application = False
         # Times of the clock: a session that fails at once must not be tried again with each snapshot.
         self._next_connection_s = self._next_launch_s = 0.0
         self._next_log_s: dict[str, float] = {}  # by kind of line
@@ -237,7 +237,9 @@ class ExporterConnection:
         self._next_launch_s = now + self._pause_s
         self._launcher_pid = os.getpid()
         if self._awaits_launched:
-            self._log("failure", "the exporter process cannot be reached or started: it ends before it answers")
+            closes = "the application closes all descriptors again and again"
+            reason = closes if self._is_closed_by_application else "it ends before it answers"
+            self._log("failure", f"the exporter process cannot be reached or started: {reason}")
         try:
             self._launch(listener, self._token)
             self._awaits_launched, self._is_restart = True, self._has_been_connected
@@ -262,9 +264,9 @@ class ExporterConnection:
                 if not sent:
                     break
                 del self._unsent[:sent]
-        except OSError:
+        except OSError as error:
             self._read()  # the exporter may have said why it ended
-            self._lose()
+            self._lose(error)
         return self._generation == generation
 
     def _read(self) -> None:
@@ -273,8 +275,8 @@ class ExporterConnection:
         target = bytearray(_PIECE_BYTES)
         try:
             count = self._socket.receive(target)
-        except OSError:
-            self._lose()
+        except OSError as error:
+            self._lose(error)
             return
         self._received += target[:count]
         while len(self._received) >= LENGTH.size:
@@ -339,8 +341,9 @@ class ExporterConnection:
                 return True
         return False
 
-    def _lose(self) -> None:
+    def _lose(self, error: OSError | None = None) -> None:
         if self._socket is not None:
+            self._is_closed_by_application = error is not None and error.errno == errno.EBADF
             self._socket.close()
             self._socket = None
             self._generation += 1

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from profile_files import wait_until
 from target_process import TESTS, TREE
 
 pytest.importorskip("splunk_profiler._walker")
@@ -204,6 +205,26 @@ def test_start_after_an_exporter_that_hung_says_nothing_of_one_that_ended(caplog
             os.close(descriptor)
 
 
+def test_application_that_closes_the_socket_before_an_answer_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = time.monotonic()
+    connection = new_connection(clock=lambda: now_s)
+    connection.send(b"one\n")
+    exporter = _started_exporter()
+    (ours,) = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if _leads_to(entry, connection)]
+    os.close(ours)
+    os.kill(exporter, signal.SIGKILL)
+    wait_for_end(exporter)
+    for _ in range(2):
+        now_s += 61
+        connection.send(b"two\n")
+    assert caplog.messages == [
+        "the exporter process cannot be reached or started: the application closes all descriptors again and again"
+    ]
+    connection.close(0)
+    for pid in find_exporters(os.getpid()):
+        wait_for_end(pid)
+
+
 def _no_launch(_listener: OwnedSocket, _token: str) -> None:
     raise PermissionError("no process here")
 
@@ -309,6 +330,12 @@ def test_socket_that_the_application_closed_is_replaced(connection: ExporterConn
             os.close(ours)
 
 
+def _started_exporter() -> int:
+    wait_until(lambda: bool(find_exporters(os.getpid())))  # it has its command line a moment after its start
+    (pid,) = find_exporters(os.getpid())
+    return pid
+
+
 def _leads_to(entry: Path, connection: ExporterConnection) -> bool:
     try:
         with socket.socket(fileno=os.dup(int(entry.name))) as copy:
@@ -370,8 +397,7 @@ def test_exporter_that_cannot_load_its_sessions_says_why() -> None:
 def test_exporter_that_hangs_while_it_loads_its_sessions_ends() -> None:
     connection = new_connection("hanging_session:make")
     assert connection.send(b"data\n")
-    (pid,) = find_exporters(os.getpid())
-    wait_for_end(pid)
+    wait_for_end(_started_exporter())
     connection.close(0)
 
 
