@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import py_compile
-import resource
 import subprocess
 import sys
 import tracemalloc
 import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +26,8 @@ TESTS = Path(__file__).resolve().parents[2]
 ROOT = TESTS.parent
 FUNCTION = "def work():\n    return 1\n"
 GENERATED = "from dataclasses import dataclass\n\n\n@dataclass\nclass Point:\n    x: int\n"
+DIRECT = "x/a.py,,\nx-1.dist-info/direct_url.json,,\n"
+BY_PIP = {"x-1.dist-info/INSTALLER": "pip\n"}
 
 
 def put(folder: Path, files: dict[str, str]) -> Path:
@@ -240,27 +240,6 @@ def test_profiler_is_a_library_even_when_run_from_its_sources(tmp_path: Path) ->
     )
 
 
-def site_of(folder: Path, count: int) -> Path:
-    """Install `count` distributions of one package each; return the directory."""
-    for number in range(count):
-        record = "".join(f"p{number}/m{module}.py,,\n" for module in range(20))
-        put(folder, {f"p{number}-1.{number}.dist-info/RECORD": record})
-    return folder
-
-
-def test_a_large_site_is_read_in_steps_and_known_at_the_end(tmp_path: Path) -> None:
-    site = str(site_of(tmp_path / "site-packages", 30))
-    times = iter(range(10_000))
-    classifier = CodeClassifier(lambda: [site], monotonic=lambda: next(times) / 50)
-    file = f"{site}/p29/m1.py"
-    turns = 0
-    while not classifier.read():
-        turns += 1
-        assert classifier.classify(file, "p29.m1") == LIBRARY
-    assert turns > 1
-    assert classifier.classify(file, "p29.m1") == CodeOrigin(OriginKind.LIBRARY, "p29", "1.29")
-
-
 def test_start_script_belongs_to_the_distribution_that_installed_it(tmp_path: Path) -> None:
     site = put(
         tmp_path / "lib" / "python3" / "site-packages",
@@ -276,25 +255,6 @@ def test_start_script_belongs_to_the_distribution_that_installed_it(tmp_path: Pa
     assert classifier.classify(f"{tmp_path}/bin/server", "__main__") == CodeOrigin(OriginKind.LIBRARY, "server", "2")
     assert classifier.classify(f"{tmp_path}/bin/mine", "__main__") == CodeOrigin(OriginKind.APPLICATION, "mine", "1")
     assert classifier.classify(f"{tmp_path}/bin/other", "__main__") == APPLICATION
-
-
-@contextmanager
-def no_free_descriptor() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize(("tries", "name"), [(2, "p0"), (3, "")])
-def test_entry_is_read_again_where_no_descriptor_was_free(tmp_path: Path, tries: int, name: str) -> None:
-    site = site_of(tmp_path / "site-packages", 1)
-    classifying = make_classifier([str(site)])
-    with no_free_descriptor():
-        done = [classifying.read() for _ in range(tries)]
-    assert done == [False, False, True][:tries]
-    assert classifying.read()
-    assert classifying.classify(f"{site}/p0/m1.py", "p0.m1").name == name
 
 
 def test_an_editable_install_of_single_modules_is_known_by_them(
@@ -334,37 +294,6 @@ def test_others_are_let_in_while_a_long_list_is_read(tmp_path: Path) -> None:
     pauses: list[int] = []
     assert CodeClassifier(lambda: [str(site)], monotonic=lambda: 0.0).read(lambda: pauses.append(1))
     assert len(pauses) >= 5
-
-
-def test_an_entry_is_read_once_and_those_that_come_later_are_read_then(tmp_path: Path) -> None:
-    first, second = (site_of(tmp_path / name / "site-packages", 1) for name in "ab")
-    entries = [str(first)]
-    classifier = make_classifier(entries)
-    assert classifier.read()
-    site_of(first, 2)
-    entries.append(str(second))
-    assert classifier.classify(f"{second}/p0/m0.py", "p0") == LIBRARY
-    assert classifier.read()
-    assert classifier.classify(f"{second}/p0/m0.py", "p0").name == "p0"
-    assert classifier.classify(f"{first}/p1/m0.py", "p1") == LIBRARY, "what is installed later counts after a restart"
-
-
-def test_a_child_knows_what_its_parent_had_read_and_reads_the_rest(tmp_path: Path) -> None:
-    first, second = (str(site_of(tmp_path / name / "site-packages", 3)) for name in "ab")
-    parent = make_classifier([first])
-    assert parent.read()
-    for gone in Path(first).glob("*/RECORD"):
-        gone.unlink()
-    times = iter(range(10_000))
-    halfway = CodeClassifier(lambda: [first, second], parent=parent, monotonic=lambda: next(times) / 9)
-    assert not halfway.read()
-    child = make_classifier([first, second], parent=halfway)
-    assert child.read()
-    assert [child.classify(f"{site}/p1/m0.py", "p1").version for site in (first, second)] == ["1.1", "1.1"]
-
-
-DIRECT = "x/a.py,,\nx-1.dist-info/direct_url.json,,\n"
-BY_PIP = {"x-1.dist-info/INSTALLER": "pip\n"}
 
 
 @pytest.mark.parametrize(
