@@ -14,8 +14,7 @@ from sampled_allocations import Drained, churn, keep_a_fifth, sampling
 
 from splunk_profiler.raw import RecordedEvent
 
-
-_MAX_KEPT = 3  # blocks that Python keeps: an object that it has made in `make_bytes` may end in a free list, like a list
+_MAX_KEPT = 3  # blocks that Python keeps: a list that was made in `make_bytes` may end in a free list
 
 
 def test_small_blocks_in_use_are_those_that_were_not_freed() -> None:
