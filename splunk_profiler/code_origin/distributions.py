@@ -143,7 +143,9 @@ def _folder(entry: str) -> _Folder | None:
             archive, _, name = archive.rpartition("/")
             prefix = f"{name}/{prefix}"
         return _Archive(archive, prefix) if Path(archive).is_file() else None
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
+            raise
         return None
 
 

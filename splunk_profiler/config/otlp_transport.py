@@ -209,6 +209,18 @@ def proxy_variable(endpoint: Endpoint, env: Mapping[str, str]) -> str:
     """Return the name of the variable whose proxy gRPC takes to `endpoint`; empty if it takes none."""
     host = "" if endpoint.path else endpoint.address[0].lower()
     exceptions = (env.get("no_grpc_proxy") or env.get("no_proxy") or "").lower().split(",")
-    if not host or any(host.endswith(exception.strip()) for exception in exceptions if exception.strip()):
+    if not host or any(_is_excepted(host, exception.strip()) for exception in exceptions if exception.strip()):
         return ""
-    return next((name for name in _PROXY_VARIABLES if env.get(name, "").strip()), "")
+    name = next((name for name in _PROXY_VARIABLES if name in env), "")
+    return name if env.get(name, "").strip() else ""  # an empty one means none
+
+
+def _is_excepted(host: str, exception: str) -> bool:
+    if "/" not in exception:
+        return host.endswith(exception)
+    from ipaddress import ip_address, ip_network  # noqa: PLC0415  # for this alone
+
+    try:
+        return ip_address(host) in ip_network(exception, strict=False)
+    except ValueError:  # the host is a name
+        return False

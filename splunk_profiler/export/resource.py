@@ -47,7 +47,8 @@ def _detect(configured: Mapping[str, Any], *without: str) -> Resource:
     try:
         resource = Resource.create(dict(configured))
         of_environment = OTELResourceDetector().detect().attributes
-    except Exception:  # an ending interpreter cannot start the thread pool of the detectors; `os.environ` was replaced
+    # An ending interpreter cannot start the thread pool of the detectors, or `os.environ` was replaced.
+    except (RuntimeError, AttributeError, TypeError):
         logger.debug("the resource cannot be detected", exc_info=True)
         return Resource({SERVICE_NAME: _UNKNOWN, **configured})
     found = {

@@ -115,6 +115,7 @@ class _FailedSession:
     """A session that only gives its host the reason why there is no other."""
 
     is_done = True
+    has_failed = False
     end_timeout_s = 0.0
 
     def __init__(self, reason: str) -> None:

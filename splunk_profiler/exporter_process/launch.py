@@ -297,7 +297,7 @@ class Launcher:
         inherited = {
             name: value
             for name, value in env.items()
-            if _is_inherited(name) or (has_provider and _is_of_provider(name))
+            if _is_inherited(name) or (has_provider and name in self.variables)
         }
         return {**inherited, **ALLOCATION, VARIABLE: json.dumps(settings)}
 

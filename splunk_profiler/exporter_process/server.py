@@ -42,6 +42,10 @@ class Session(Protocol):
         """True after `close` once everything is sent or given up."""
 
     @property
+    def has_failed(self) -> bool:
+        """True if an error at its end may have lost something."""
+
+    @property
     def end_timeout_s(self) -> float:
         """Seconds that `close` may take."""
 
@@ -106,7 +110,8 @@ class _Connection:
 
     def finish(self) -> None:
         """Confirm that everything was sent, if so, and close the connection."""
-        self.write(last=[SENT] if self._session.is_done and not self._guard.failures else [])
+        is_sent = self._session.is_done and not self._session.has_failed and not self._guard.failures
+        self.write(last=[SENT] if is_sent else [])
         self.socket.close()
 
     def write(self, last: list[bytes] | None = None) -> None:

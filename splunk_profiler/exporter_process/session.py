@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -62,7 +63,7 @@ class StreamSession:
         self._close_thread = Worker("closer", self._close)
         self._messages: deque[bytes] = deque(maxlen=_MAX_MESSAGES)
         self._is_open = WakeEvent()
-        self.is_closing = self.is_done = False
+        self.is_closing = self.is_done = self.has_failed = False
         self._end_timeout_s = _END_TIMEOUT_S
         self._began_ns = time.monotonic_ns()
         self._lost_snapshots = 0  # on the way here
@@ -178,8 +179,8 @@ class StreamSession:
         if self._resolved.config.sends_profiles:
             from splunk_profiler.code_origin.classifier import CodeClassifier  # noqa: PLC0415  # needless for text
 
-            path = self._path  # its exporter may have been started by another program
-            classifier = CodeClassifier(None if path is None else lambda: path)
+            path = self._path or ()  # the exporter, and so `sys.path`, may have been started by another program
+            classifier = CodeClassifier(lambda: dict.fromkeys([*path, *sys.path]))
         context = SinkContext(self._resolved, self._current_resource, classifier, share_connection=False)
         return destinations.make_sink(context)
 
@@ -224,7 +225,8 @@ class StreamSession:
             for step in (self._pipeline.close, self._end_export, lambda: self._accounting.end(self)):
                 with guard.catching():
                     step()
-        self.is_done = not guard.failures  # else the host is not told that everything is sent
+        self.has_failed = bool(guard.failures)
+        self.is_done = True
 
     def _end_export(self) -> None:
         assert self._batch_exporter is not None

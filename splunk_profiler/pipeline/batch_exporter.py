@@ -213,12 +213,16 @@ class BatchExporter(Generic[Record]):
             with self._exporting:
                 self._is_interrupted = False
                 result = self._sink.export(batch)
+            self._failed_record = None
         except BaseException as error:
             result = self._result_of_error(batch, error)
             if is_interrupt(error):
                 self._handle_result(batch, result)
                 raise
             self._guard.count(error)
+            if closing:  # its second try follows at once, and then what waits behind it
+                self._handle_result(batch, result)
+                return True
         self._handle_result(batch, result)
         if result.export_status is ExportStatus.RETRY:
             if closing or self._is_shut_down:

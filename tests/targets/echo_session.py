@@ -20,6 +20,7 @@ FACTORY = "echo_session:EchoSession"
 
 class EchoSession:
     end_timeout_s = 2.0
+    has_failed = False
 
     def __init__(self, pid: int) -> None:
         self.is_done = False

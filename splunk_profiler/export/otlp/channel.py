@@ -147,8 +147,7 @@ class ConnectionSelector:
         if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
         channel = None
-        # A call on it starts a thread of Python. Where that fails, later calls and the channel's end wait for ever.
-        if self._can_share and may_share and _has_room_for_threads(1):
+        if self._can_share and may_share:
             with suppress(Exception):  # of processors of the application
                 channel = self._find_trace_channel()
         if channel is None:
@@ -156,7 +155,9 @@ class ConnectionSelector:
         elif self._shared_connection is None or self._shared_connection.channel is not channel:
             self._shared_connection = Connection(channel, is_shared=True)
             self._avoid_shared_until_ns = None  # the trace exporter has a new connection, which may work
-        if self._shared_connection is not None and self._avoid_shared_until_ns is None:
+        # A call on it starts a thread of Python. Where that fails, later calls and the channel's end wait for ever.
+        is_shared = self._shared_connection is not None and self._avoid_shared_until_ns is None
+        if self._shared_connection is not None and is_shared and _has_room_for_threads(1):
             return self._shared_connection
         own = self._own_connection
         if own is None:
@@ -173,12 +174,9 @@ class ConnectionSelector:
             self.close()  # the host may be gone without a reset: only a new connection shows it
             self._consecutive_timeouts = 0
 
-    def avoid_for_good(self, connection: Connection) -> None:
-        """Avoid a connection whose calls do not end: a shared one until the trace exporter has another."""
-        if connection.is_shared:
-            self._avoid_shared_until_ns = sys.maxsize
-        else:
-            self.close()
+    def avoid_shared(self) -> None:
+        """Avoid the shared connection, whose calls do not end, until the trace exporter has another."""
+        self._avoid_shared_until_ns = sys.maxsize
 
     def record_success(self) -> None:
         """Reset the count of timeouts; from now on it is seen if the connection's descriptor is closed."""

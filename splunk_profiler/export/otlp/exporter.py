@@ -174,6 +174,13 @@ class OtlpSink(Generic[Record]):
             if not connection.is_shared or self._shutdown_deadline_s is not None:
                 self._has_call = True
                 return connection.call(message, **options)
+            return self._exchange_shared(connection, message, options)
+        finally:
+            self._has_call = False
+            detach(token)
+
+    def _exchange_shared(self, connection: Connection, message: bytes, options: dict[str, Any]) -> Any:
+        try:
             call = connection.call.future(message, **options)
             with self._lock:
                 self._call = call
@@ -182,11 +189,8 @@ class OtlpSink(Generic[Record]):
                 call.cancel()
             return call.result(options["timeout"] + _STUCK_AFTER_S)
         except _STUCK_CALLS as error:
-            self._connections.avoid_for_good(connection)
+            self._connections.avoid_shared()
             raise GrpcUnusableError(f"gRPC does not send: {str(error) or type(error).__name__}") from None
-        finally:
-            self._has_call = False
-            detach(token)
 
     def _probe_protocol(self, error: grpc.RpcError) -> errors.ServerProtocol:
         """Return the server's protocol; probe once for each new text of the error."""

@@ -30,6 +30,7 @@ class _Session:
     """A session that is over with its stream, or after some ticks more."""
 
     end_timeout_s = float(_TIMEOUT_S)
+    has_failed = False
 
     def __init__(self, feed: Callable[[bytes], None], ending_ticks: int = 0) -> None:
         self._feed = feed

@@ -153,10 +153,11 @@ def test_an_error_at_the_end_loses_no_record_and_is_not_confirmed(
     while fed not in accounting.sessions():
         pass
     fed.close()  # as where the host was killed
-    while accounting.sessions():
+    while not fed.is_done:
         pass
     assert sink.batches
-    assert not fed.is_done
+    assert fed.has_failed
+    assert accounting.sessions() == []
     assert "an error in ending a session" in caplog.text
 
 

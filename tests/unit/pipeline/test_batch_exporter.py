@@ -315,6 +315,26 @@ def test_an_exception_in_the_sink_is_survived_and_logged_once_and_counted(caplog
     assert "the records cannot be encoded or sent: ZeroDivisionError: x" in caplog.text
 
 
+def test_an_error_at_the_end_loses_no_other_batch() -> None:
+    sink, clock = ScriptedSink(*[ZeroDivisionError("x")] * 2, *[DELIVERED] * 3), Clock()
+    batch_exporter = make(sink, clock, batch_records=4)
+    batch_exporter.record(samples(1, 16))
+    batch_exporter.stop(0)
+    assert batch_exporter.counters().lost_at_exit == 16  # no thread exports yet
+    batch_exporter.record(samples(1, 16))
+    batch_exporter.run()
+    assert sink.batches == [[1, 2, 3, 4]] * 2 + [[5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]
+    assert batch_exporter.counters().delivered == 12
+
+
+def test_errors_with_an_answer_in_between_are_not_repeated_ones() -> None:
+    sink, clock = ScriptedSink(MemoryError(), RETRY, MemoryError(), DELIVERED), Clock()
+    batch_exporter = make(sink, clock)
+    batch_exporter.record(samples(1, 2))
+    run_until_idle(batch_exporter, clock)
+    assert batch_exporter.counters() == RecordCounters(recorded=2, delivered=2)
+
+
 def test_an_error_that_passes_loses_nothing() -> None:
     sink, clock = ScriptedSink(MemoryError(), DELIVERED, MemoryError(), DELIVERED), Clock()
     batch_exporter = make(sink, clock, batch_records=2)

@@ -138,6 +138,8 @@ def test_http_server_of_the_application_is_left_to_its_own_setting() -> None:
         ({"http_proxy": "http://p:1", "no_proxy": "other, collector.Example"}, ""),
         ({"http_proxy": "http://p:1", "no_proxy": "other,"}, "http_proxy"),
         ({"http_proxy": " "}, ""),
+        ({"http_proxy": "http://p:1", "grpc_proxy": ""}, ""),
+        ({"http_proxy": "http://p:1", "no_proxy": "10.0.0.0/8"}, "http_proxy"),
         ({}, ""),
     ],
 )
@@ -147,6 +149,8 @@ def test_proxy_between_is_named_where_no_collector_is_reached(variables: dict[st
     unavailable = Refusal(grpc.StatusCode.UNAVAILABLE, "HTTP proxy returned response code 403")
     detail = classify_error(unavailable, endpoint, Transport(), ServerProtocol.UNKNOWN, found).detail
     assert detail.endswith("so gRPC goes through that proxy unless no_proxy names the collector") is bool(found)
+    node = Endpoint("http://10.1.2.3:4317", "10.1.2.3:4317", False, "")
+    assert not proxy_variable(node, {**variables, "no_proxy": "10.0.0.0/8"})
     assert not proxy_variable(Endpoint("unix:/s", "unix:/s", False, ""), variables)
 
 
