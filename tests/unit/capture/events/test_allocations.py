@@ -116,14 +116,13 @@ def test_sample_knows_the_thread_by_its_object() -> None:
 def test_blocks_in_use_are_those_that_were_not_freed() -> None:
     with sampling(10_000) as drained:
         kept = keep_a_fifth(drained, [2_000] * 500, 20)
-        in_use = sum(each.event_amount for each in drained.live.values() if "make_bytes" in each.thread.stack[0])
+        in_use = sum(each.event_amount for each in drained.in_use_of("make_bytes"))
         wanted = sum(map(sys.getsizeof, kept))
         thread = threading.Thread(target=kept.clear)
         thread.start()
         thread.join()
         drained.drain()
-        made = [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
-        left = [each for each in made if each.event_amount > 1_000 * each.event_count]  # not a list, which Python keeps
+        left = drained.in_use_of("make_bytes")
     assert in_use == pytest.approx(wanted, rel=0.25)
     assert left == []
 
@@ -181,7 +180,7 @@ def test_samples_of_one_place_are_added_up_once_their_blocks_have_ended() -> Non
         churn([5_000] * 200)
         kept = make_bytes([5_000] * 30)
         drained.drain()
-        assert len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]) >= 30
+        assert len(drained.in_use_of("make_bytes")) >= 30
     found = drained.of("churn")
     assert len(found) < 20
     assert sum(each.event_amount for each in found) == pytest.approx(200 * sys.getsizeof(kept[0]), rel=0.01)
@@ -197,7 +196,7 @@ def test_full_map_loses_the_oldest_blocks_and_counts_them(caplog: pytest.LogCapt
         assert MAX_LIVE * 0.8 < len(drained.live) <= MAX_LIVE
         kept.clear()
         drained.drain()
-        assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+        assert not drained.in_use_of("make_bytes")
     assert "memory in use is missing" in messages_of_drains(drained.ticker, caplog)[-1]
 
 

@@ -79,10 +79,10 @@ with sampling(1) as drained:
     following = allocators()
     made = make_bytes([*range(1, 500)])
     drained.drain()
-    seen = len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]])
+    seen = len(drained.in_use_of("make_bytes"))
     del made
     drained.drain()
-    left = [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+    left = drained.in_use_of("make_bytes")
 print(seen > 100, left, following[0] == before[0], following[2][4] != before[2][4])
 """
 
@@ -100,7 +100,7 @@ from sampled_allocations import Drained, make_bytes
 from walker_factory import make
 library, is_first = ctypes.PyDLL(sys.argv[1]), sys.argv[2] == "first"
 def left(drained):
-    return [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+    return drained.in_use_of("make_bytes")
 def follow(drained):
     made = make_bytes([*range(1, 500)])
     drained.drain()
@@ -149,7 +149,7 @@ def test_hooks_see_frees_again_when_blocks_in_use_are_followed_later() -> None:
         assert len(drained.live) >= 20
         del made
         drained.drain()
-        assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+        assert not drained.in_use_of("make_bytes")
     drained.ticker.stop_allocations()
     assert allocators() == before
 
@@ -191,7 +191,7 @@ def test_blocks_end_where_their_ends_may_have_been_missed(caplog: pytest.LogCapt
     assert "start tracemalloc and the like after the profiler" in caplog.messages[-1]
     drained.ticker.stop_allocations()
     drained.drain()
-    assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+    assert not drained.in_use_of("make_bytes")
 
 
 def test_blocks_stay_followed_where_a_later_library_ends() -> None:
@@ -201,12 +201,12 @@ def test_blocks_stay_followed_where_a_later_library_ends() -> None:
     kept = make_bytes([50_000] * 20)
     tracemalloc.stop()
     drained.drain()
-    assert len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]) >= 20
+    assert len(drained.in_use_of("make_bytes")) >= 20
     del kept
     drained.drain()
     assert drained.ticker.counters().live_forgotten == 0
     drained.ticker.stop_allocations()
-    assert not [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+    assert not drained.in_use_of("make_bytes")
 
 
 def test_hook_that_keeps_calls_from_ours_makes_no_circle() -> None:

@@ -14,19 +14,17 @@ from sampled_allocations import Drained, churn, keep_a_fifth, sampling
 
 from splunk_profiler.raw import RecordedEvent
 
-_MAX_KEPT = 3  # blocks that Python keeps: a list that was made in `make_bytes` may end in a free list
-
 
 def test_small_blocks_in_use_are_those_that_were_not_freed() -> None:
     with sampling(1_000) as drained:
         kept = keep_a_fifth(drained, [*range(1, 400)], 40)
-        in_use = sum(each.event_amount for each in drained.live.values() if "make_bytes" in each.thread.stack[0])
+        in_use = sum(each.event_amount for each in drained.in_use_of("make_bytes"))
         wanted = sum(map(sys.getsizeof, kept))
         kept.clear()
         drained.drain()
-        left = [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+        left = drained.in_use_of("make_bytes")
     assert in_use == pytest.approx(wanted, rel=0.25)
-    assert len(left) <= _MAX_KEPT
+    assert left == []
 
 
 def test_small_blocks_that_were_resized_end_when_they_are_freed() -> None:
@@ -69,12 +67,12 @@ def test_threads_without_the_gil_free_raw_blocks_beside_followed_ones() -> None:
         for _ in range(20):  # the hook comes and goes meanwhile
             with sampling(1_000) as drained:
                 kept = keep_a_fifth(drained, [*range(1, 800)], 2)
-                seen = len([each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]])
+                seen = len(drained.in_use_of("make_bytes"))
                 kept.clear()
                 drained.drain()
-                left = [each for each in drained.live.values() if "make_bytes" in each.thread.stack[0]]
+                left = drained.in_use_of("make_bytes")
             assert seen > 10
-            assert len(left) <= _MAX_KEPT
+            assert left == []
     finally:
         over.set()
         for each in threads:
