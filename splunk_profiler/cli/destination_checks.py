@@ -20,7 +20,7 @@ from typing import Any
 
 from splunk_profiler.cli.checks import Finding, Verdict, failure, good, note, warning
 from splunk_profiler.config import Resolved
-from splunk_profiler.config.otlp_transport import DEFAULT_ENDPOINT, proxy_variable
+from splunk_profiler.config.otlp_transport import DEFAULT_ENDPOINT, explain_proxy
 from splunk_profiler.config.parsers import Collector, DatadogAgent, Directory, Endpoint, NoDestination, StreamDirectory
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -137,8 +137,8 @@ def _check_collector(target: Endpoint, env: Mapping[str, str]) -> Iterator[Findi
     if env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip().startswith("http"):
         fact = "OTEL_EXPORTER_OTLP_PROTOCOL asks for HTTP; profiles always travel over gRPC"
         yield warning("endpoint", fact, "name the collector's gRPC port (4317) in SPLUNK_PROFILER_LOGS_ENDPOINT")
-    if name := proxy_variable(target, env):
-        yield note("proxy", f"{name} is set, so gRPC goes through that proxy unless no_proxy names the collector")
+    if proxy := explain_proxy(target, env):
+        yield note("proxy", proxy)
     start = "start a collector there (to try: splunk-profiler collect)"
     yield from _check_connection(target.path or target.address, start)
 

@@ -84,9 +84,9 @@ class CodeClassifier:
                 self._finish_entry(entry, ended.value)
             except Exception as error:
                 logger.debug("cannot read the distributions in %s", entry, exc_info=True)
-                self._reading = None
                 self._failures[entry] += 1
                 if isinstance(error, OSError) and self._failures[entry] < _MAX_TRIES:
+                    self._reading = None
                     return False
                 self._finish_entry(entry, {})
             # Each read releases the GIL already. Beside busy threads, getting it back takes tens of milliseconds.

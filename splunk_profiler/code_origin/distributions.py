@@ -135,7 +135,7 @@ def read_entry(entry: str) -> Steps:
 
 
 def _folder(entry: str) -> _Folder | None:
-    try:
+    with suppress(ValueError, zipfile.BadZipFile, NotImplementedError), _passing_errors_only():
         if Path(entry).is_dir():
             return _Directory(entry)
         archive, prefix = entry.rstrip("/"), ""
@@ -143,10 +143,7 @@ def _folder(entry: str) -> _Folder | None:
             archive, _, name = archive.rpartition("/")
             prefix = f"{name}/{prefix}"
         return _Archive(archive, prefix) if Path(archive).is_file() else None
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno in _PASSING_ERRNOS:
-            raise
-        return None
+    return None
 
 
 @dataclass(slots=True)

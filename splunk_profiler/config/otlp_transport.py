@@ -205,14 +205,16 @@ def _read_credential_provider(env: Mapping[str, str], signal: str) -> str:
     return own or general
 
 
-def proxy_variable(endpoint: Endpoint, env: Mapping[str, str]) -> str:
-    """Return the name of the variable whose proxy gRPC takes to `endpoint`; empty if it takes none."""
+def explain_proxy(endpoint: Endpoint, env: Mapping[str, str]) -> str:
+    """Return which variable makes gRPC take a proxy to `endpoint`; empty if it takes none."""
     host = "" if endpoint.path else endpoint.address[0].lower()
     exceptions = (env.get("no_grpc_proxy") or env.get("no_proxy") or "").lower().split(",")
     if not host or any(_is_excepted(host, exception.strip()) for exception in exceptions if exception.strip()):
         return ""
     name = next((name for name in _PROXY_VARIABLES if name in env), "")
-    return name if env.get(name, "").strip() else ""  # an empty one means none
+    if not env.get(name, "").strip():  # an empty one means none
+        return ""
+    return f"{name} is set, so gRPC goes through that proxy unless no_proxy names the collector"
 
 
 def _is_excepted(host: str, exception: str) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 VARIABLE = "_SPLUNK_PROFILER_EXPORTER"  # JSON that `launch` makes
 COMMAND_NAME = "splunk-exporter"  # the kernel keeps 15 characters
 _LISTENER = 3
-MAX_START_S = 120  # in which SIGALRM ends it: an import that hangs would leave it behind, and its host has given it up
+_MAX_START_S = 120  # in which SIGALRM ends it: an import that hangs would leave it behind, and its host has given it up
 _GC_THRESHOLD = 50_000  # records that wait are no garbage: by default, to visit them took a sixth of the CPU for text
 # What gRPC, protobuf, `dataclasses`, `urllib` and the reading of errors and packages import, and hardly ever use here:
 # a quarter of the CPU time of a start, and a megabyte.
@@ -80,9 +80,9 @@ def main() -> None:
     if settings.get("leaves_directory"):  # not of an older version of the package
         os.chdir("/")
     import signal  # noqa: PLC0415  # `launch` imports this module in the host, which may not have loaded these
-    import socket  # noqa: PLC0415
 
-    signal.alarm(MAX_START_S)
+    signal.alarm(_MAX_START_S)
+    import socket  # noqa: PLC0415
 
     listener = socket.socket(fileno=_LISTENER)
     listener.set_inheritable(False)

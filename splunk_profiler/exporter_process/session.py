@@ -53,7 +53,7 @@ class StreamSession:
         self._accounting = accounting
         self._reader = StreamReader()
         self._resolved: Resolved | None = None
-        self._path: Any = None  # the host's `sys.path`
+        self._path: Any = ()  # the host's `sys.path`
         self._changed: ResourceChanged | None = None
         self._resource: tuple[ResourceChanged | None, ProcessResource] | None = None  # and what it was made of
         self._pipeline: StreamPipeline | None = None
@@ -156,7 +156,7 @@ class StreamSession:
     def _begin(self, started: ProcessStarted) -> None:
         resolved = self._resolved = from_values(started.settings)
         self._pid = started.settings.get("pid", self._pid)
-        self._path = started.settings.get("path")
+        self._path = started.settings.get("path", ())
         self._sink = DeferredSink(self._open_sink, self._knows_service)
         self._batch_exporter = make_batch_exporter(
             resolved.config, self._sink, self._accounting.warning_limit(resolved)
@@ -179,8 +179,8 @@ class StreamSession:
         if self._resolved.config.sends_profiles:
             from splunk_profiler.code_origin.classifier import CodeClassifier  # noqa: PLC0415  # needless for text
 
-            path = self._path or ()  # the exporter, and so `sys.path`, may have been started by another program
-            classifier = CodeClassifier(lambda: dict.fromkeys([*path, *sys.path]))
+            # Another program may have started the exporter, and so have other paths.
+            classifier = CodeClassifier(lambda: dict.fromkeys([*self._path, *sys.path]))
         context = SinkContext(self._resolved, self._current_resource, classifier, share_connection=False)
         return destinations.make_sink(context)
 

@@ -220,13 +220,11 @@ class BatchExporter(Generic[Record]):
                 self._handle_result(batch, result)
                 raise
             self._guard.count(error)
-            if closing:  # its second try follows at once, and then what waits behind it
-                self._handle_result(batch, result)
-                return True
         self._handle_result(batch, result)
         if result.export_status is ExportStatus.RETRY:
             if closing or self._is_shut_down:
-                return False  # an ending process tries once
+                # An ending process tries once, but an error is none of the receiver's: others may be sent.
+                return self._failed_record is not None
             self._back_off(result.retry_after_ns)
         return True
 

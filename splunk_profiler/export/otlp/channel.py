@@ -156,9 +156,9 @@ class ConnectionSelector:
             self._shared_connection = Connection(channel, is_shared=True)
             self._avoid_shared_until_ns = None  # the trace exporter has a new connection, which may work
         # A call on it starts a thread of Python. Where that fails, later calls and the channel's end wait for ever.
-        is_shared = self._shared_connection is not None and self._avoid_shared_until_ns is None
-        if self._shared_connection is not None and is_shared and _has_room_for_threads(1):
-            return self._shared_connection
+        shared = self._shared_connection if self._avoid_shared_until_ns is None else None
+        if shared is not None and _has_room_for_threads(1):
+            return shared
         own = self._own_connection
         if own is None:
             own = self._own_connection = Connection(self._open_channel(), is_shared=False)

@@ -116,7 +116,7 @@ def classify_error(
 ) -> ExportResult:
     """Return the result of a failed call.
 
-    `protocol` is that of `probe`, or UNKNOWN; `proxy` is the variable of a proxy in between, if any.
+    `protocol` is that of `probe`, or UNKNOWN; `proxy` says that one is in between, if so.
     """
     code, details = error.code(), error.details() or ""
     is_answered = _TOO_LARGE_ANSWER in details
@@ -127,7 +127,7 @@ def classify_error(
     export_status = ExportStatus.RETRY if code in _RETRIED_CODES and not is_answered else ExportStatus.REJECTED
     text = _explain(code, details, endpoint, transport, protocol)
     if proxy and code is _CODE.UNAVAILABLE:
-        text += f"; {proxy} is set, so gRPC goes through that proxy unless no_proxy names the collector"
+        text += f"; {proxy}"
     return ExportResult(export_status, text, _retry_after_ns(error))
 
 

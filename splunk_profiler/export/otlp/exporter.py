@@ -18,7 +18,7 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach,
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from splunk_profiler.config import environment
-from splunk_profiler.config.otlp_transport import Transport, proxy_variable
+from splunk_profiler.config.otlp_transport import Transport, explain_proxy
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp import errors
 from splunk_profiler.export.otlp.channel import DESCRIPTORS_CLOSED, Connection, ConnectionSelector, GrpcUnusableError
@@ -55,7 +55,7 @@ class OtlpSink(Generic[Record]):
     ) -> None:
         self._endpoint = endpoint
         self._transport = transport
-        self._proxy = proxy_variable(endpoint, environment())
+        self._proxy = explain_proxy(endpoint, environment())
         self._encode = encode
         self._connections = ConnectionSelector(endpoint, transport, tracer_provider, share_connection=share_connection)
         self._compression = grpc.Compression.Gzip if transport.gzip else grpc.Compression.NoCompression

@@ -9,7 +9,7 @@ import threading
 import grpc
 import pytest
 
-from splunk_profiler.config.otlp_transport import Transport, proxy_variable
+from splunk_profiler.config.otlp_transport import Transport, explain_proxy
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.otlp.errors import ServerProtocol, classify_error, probe
 from splunk_profiler.samples import ExportStatus
@@ -145,13 +145,14 @@ def test_http_server_of_the_application_is_left_to_its_own_setting() -> None:
 )
 def test_proxy_between_is_named_where_no_collector_is_reached(variables: dict[str, str], found: str) -> None:
     endpoint = Endpoint("http://collector.example:4317", "collector.example:4317", False, "")
-    assert proxy_variable(endpoint, variables) == found
+    proxy = explain_proxy(endpoint, variables)
+    assert proxy.partition(" ")[0] == found
     unavailable = Refusal(grpc.StatusCode.UNAVAILABLE, "HTTP proxy returned response code 403")
-    detail = classify_error(unavailable, endpoint, Transport(), ServerProtocol.UNKNOWN, found).detail
+    detail = classify_error(unavailable, endpoint, Transport(), ServerProtocol.UNKNOWN, proxy).detail
     assert detail.endswith("so gRPC goes through that proxy unless no_proxy names the collector") is bool(found)
     node = Endpoint("http://10.1.2.3:4317", "10.1.2.3:4317", False, "")
-    assert not proxy_variable(node, {**variables, "no_proxy": "10.0.0.0/8"})
-    assert not proxy_variable(Endpoint("unix:/s", "unix:/s", False, ""), variables)
+    assert not explain_proxy(node, {**variables, "no_proxy": "10.0.0.0/8"})
+    assert not explain_proxy(Endpoint("unix:/s", "unix:/s", False, ""), variables)
 
 
 def test_a_port_without_a_server_speaks_nothing_known() -> None:
