@@ -78,11 +78,11 @@ def stop(timeout_s: float = 2.0) -> None:
     if profiler is not None:
         profiler.stop(timeout_s)
     elif not FORK_GATE.has_locked_imports():
-        _PENDING_STOPS.append(timeout_s)
+        _PENDING_STOPS.append(None)
 
 
 _PROCESS_MODULE = "splunk_profiler.lifecycle.process"
-_PENDING_STOPS: list[float] = []  # timeouts, from signal handlers during the first start's imports
+_PENDING_STOPS: list[None] = []  # one for each from a signal handler during the first start's imports
 
 
 def _load_profiler() -> ProcessProfiler | None:

@@ -10,7 +10,6 @@
 #include "publisher.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct {
     expected_context expected; /* refers to identity and labels */

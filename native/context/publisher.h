@@ -72,7 +72,7 @@ typedef struct {
 HIDDEN bool context_cache_find(PyObject *context, cached_context *cached);
 /* Offer what a thread shows in a context with these variables (NULL: no context). An entry is made from the
  * second offer on. */
-HIDDEN void context_cache_offer(PyObject *variables, Identity *identity, UserLabels *labels);
+HIDDEN void context_cache_offer(PyObject *mapping, Identity *identity, UserLabels *labels);
 HIDDEN void context_cache_clear(void);
 
 /* exceptions.c: discard the pending exception, where none may propagate. Those that are not errors are deferred. */
@@ -88,9 +88,9 @@ HIDDEN PyObject *spans_find(const publisher_config *config, PyObject *context);
 /* Find the identity cached on a span: a new reference, or NULL if it is known to have none. UNKNOWN: another
  * object is cached, or an exception is pending. */
 HIDDEN lookup_result spans_cached_identity(const publisher_config *config, PyObject *span, Identity **identity);
-/* Identify a span without a cached identity, by a Python call. Return FOUND, or UNKNOWN on failure. Afterwards the
- * context may be another, and the publisher uninstalled. Leaves no exception. */
-HIDDEN lookup_result spans_identify(const publisher_config *config, PyObject *span, Identity **identity);
+/* Identify a span without a cached identity, by a Python call. Afterwards the context may be another, and the publisher
+ * uninstalled. Leaves no exception. */
+HIDDEN void spans_identify(const publisher_config *config, PyObject *span, Identity **identity);
 HIDDEN void spans_forget_roots(void);
 HIDDEN PyObject *spans_known_local_root(PyObject *module, PyObject *trace_id);
 HIDDEN PyObject *spans_assign_identity(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names);
@@ -102,7 +102,7 @@ HIDDEN PyObject *audit(PyObject *module, PyObject *unused);
 HIDDEN PyObject *libraries_wait_for_linker(PyObject *module, PyObject *unused);
 HIDDEN PyObject *libraries_load_labels(PyObject *module, PyObject *path);
 HIDDEN PyObject *libraries_load_elastic(PyObject *module, PyObject *args);
-HIDDEN PyObject *libraries_replace_storage(PyObject *module, PyObject *storage);
+HIDDEN PyObject *libraries_replace_storage(PyObject *module, PyObject *content);
 HIDDEN PyObject *libraries_clear_storage(PyObject *module, PyObject *unused);
 
 /* socket_reader.c */

@@ -217,30 +217,27 @@ static void handle_exception(void)
 }
 
 /* Cache what `identify` has returned, None or an identity; set `identity`, owned, or NULL for None. */
-static lookup_result accept_identity(const publisher_config *config, PyObject *span, PyObject *made,
-                                     Identity **identity)
+static void accept_identity(const publisher_config *config, PyObject *span, PyObject *made, Identity **identity)
 {
     if (made != Py_None && !is_identity(made)) {
         publisher_counters[FAILED]++;
-        return UNKNOWN;
+        return;
     }
     cache_identity(config, span, made);
     *identity = made == Py_None ? NULL : (Identity *)Py_NewRef(made);
     if (*identity != NULL && find_root((*identity)->bytes.trace_id) == NULL) {
         save_root(&(*identity)->bytes);
     }
-    return FOUND;
 }
 
-lookup_result spans_identify(const publisher_config *config, PyObject *span, Identity **identity)
+void spans_identify(const publisher_config *config, PyObject *span, Identity **identity)
 {
     encoded_span ids;
-    lookup_result result = UNKNOWN;
     PyObject *identify = NULL, *made = NULL;
     *identity = NULL;
     identify_call *call = begin_call();
     if (call == NULL) {
-        return UNKNOWN;
+        return;
     }
     lookup_result found = read_span_context(config, span, &ids);
     if (publisher_active_config() == NULL) {
@@ -258,10 +255,9 @@ done:
     Py_XDECREF(identify);
     handle_exception();
     if (made != NULL && publisher_active_config() != NULL) {
-        result = accept_identity(config, span, made, identity);
+        accept_identity(config, span, made, identity);
     }
     Py_XDECREF(made);
-    return result;
 }
 
 /* Set the local root of a span that starts in `context`: its parent's, or itself if the parent is none of ours. May
@@ -281,7 +277,7 @@ static void inherit_local_root(const publisher_config *config, PyObject *context
     }
     if (found != FOUND && read_span_context(config, parent, &parent_ids) != MISSING
         && publisher_active_config() != NULL) {
-        (void)spans_identify(config, parent, &identity);
+        spans_identify(config, parent, &identity);
         publisher_publish(); /* restores what was shown before the parent was identified */
     }
     if (identity != NULL && memcmp(identity->bytes.trace_id, ids->trace_id, TRACE_ID_BYTES) == 0) {

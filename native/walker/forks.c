@@ -181,7 +181,7 @@ static void unlock_tickers(const ticker_state *end)
     pthread_mutex_unlock(&process.mutex);
 }
 
-static void lock_list(void)
+static void lock_tickers(void)
 {
     if (compat_can_release_gil()) {
         forks_lock(&process.mutex);
@@ -189,11 +189,6 @@ static void lock_list(void)
     else {
         pthread_mutex_lock(&process.mutex);
     }
-}
-
-static void lock_tickers(void)
-{
-    lock_list();
     for (ticker_state *ticker = process.tickers; ticker != NULL; ticker = ticker->next_ticker) {
         /* Others hold it briefly: another forking thread would hold the mutex above. */
         pthread_mutex_lock(&ticker->loop.mutex);

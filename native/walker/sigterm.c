@@ -137,13 +137,6 @@ static bool is_our_handler(const struct sigaction *action)
     return (action->sa_flags & SA_SIGINFO) != 0 && action->sa_sigaction == on_sigterm;
 }
 
-static void end_by_sigterm(void)
-{
-    restore_default_action();
-    unblock_sigterm();
-    (void)kill(getpid(), SIGTERM);
-}
-
 bool sigterm_is_untaken(void)
 {
     return atomic_load(&sigterm_listener.progress) == RECEIVED && is_received(getpid());
@@ -255,7 +248,9 @@ static PyObject *sigterm_close(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
 
 static PyObject *sigterm_end_process(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    end_by_sigterm();
+    restore_default_action();
+    unblock_sigterm();
+    (void)kill(getpid(), SIGTERM);
     Py_RETURN_NONE;
 }
 

@@ -272,7 +272,7 @@ static PyObject *make_record(write_call *call)
     return made;
 }
 
-/* Keep a snapshot for the next one to compare with; with NULL, keep `previous` again. */
+/* Keep a snapshot for the next one to compare with: this one, or after an error or a focused one `previous` again. */
 static void keep_snapshot(SnapshotWriter *self, written_snapshot *kept)
 {
     written_snapshot replaced = self->previous; /* of a call in the middle of this one */

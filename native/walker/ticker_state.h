@@ -32,7 +32,7 @@ typedef struct raw_stack {
     /* All stacks of the ticker are linked, so that the collector visits each once. */
     struct raw_stack *previous, *next;
     struct raw_stack *next_unreferenced; /* list for the next drain to free */
-    size_t refcount;                     /* snapshots and the table of last stacks */
+    size_t refcount;                     /* threads of snapshots and events, and the table of recent stacks */
     PyObject *stack;                     /* owned; made by make_stack at the first drain; NULL before */
     size_t depth;
     bool truncated;
@@ -354,9 +354,9 @@ int thread_traverse(const raw_thread *thread, visitproc visit, void *arg);
 int snapshot_traverse(const raw_snapshot *snapshot, visitproc visit, void *arg);
 
 /* convert.c: makes Python values, on the sampler thread. GIL held. New references. A snapshot is stolen. */
-PyObject *convert_snapshot(PyObject *owner, ticker_state *ticker, const module_state *module, raw_snapshot *snapshot);
-PyObject *convert_stack(ticker_state *ticker, raw_stack *stack); /* a reference borrowed from `stack` */
-PyObject *convert_thread(ticker_state *ticker, const module_state *module, const raw_thread *thread);
+PyObject *convert_snapshot(PyObject *owner, ticker_state *ticker, const module_state *module, raw_snapshot *raw);
+PyObject *convert_stack(ticker_state *ticker, raw_stack *raw); /* a reference borrowed from `raw` */
+PyObject *convert_thread(ticker_state *ticker, const module_state *module, const raw_thread *raw);
 PyObject *new_ref_or_none(PyObject *object); /* of None for NULL */
 void frame_cache_clear(frame_cache *cache);
 

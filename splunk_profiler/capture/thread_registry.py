@@ -1,6 +1,6 @@
 """Facts about threads that last from one capture to the next: their numbers, names and starts.
 
-Runs on the sampler thread. Imports `raw` and `system` only.
+Runs on the sampler thread.
 """
 
 from __future__ import annotations

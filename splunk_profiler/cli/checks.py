@@ -184,8 +184,8 @@ def check_events(config: Config) -> Iterator[Finding]:
     """Say what is reported besides the stacks at intervals."""
     if config.enabled:
         yield from check_waits(config)
-        yield from check_exceptions(config)
-        yield from check_memory(config)
+        yield from _check_exceptions(config)
+        yield from _check_memory(config)
     else:
         verdict = warning if config.memory_enabled or config.exceptions_enabled else note
         yield verdict(
@@ -193,7 +193,7 @@ def check_events(config: Config) -> Iterator[Finding]:
         )
 
 
-def check_memory(config: Config) -> Iterator[Finding]:
+def _check_memory(config: Config) -> Iterator[Finding]:
     """Say if allocations are sampled."""
     if not config.memory_enabled:
         yield note("memory", "allocations are not sampled (SPLUNK_PROFILER_MEMORY_ENABLED)")
@@ -225,7 +225,7 @@ def check_waits(config: Config) -> Iterator[Finding]:
     yield note("event loop", f"callbacks are reported that block it for {sure_ms}, with task and span")
 
 
-def check_exceptions(config: Config) -> Iterator[Finding]:
+def _check_exceptions(config: Config) -> Iterator[Finding]:
     """Check that raised exceptions can be sampled, if they are wanted."""
     from splunk_profiler.capture.events.exceptions import unavailable_reason  # noqa: PLC0415  # as above
 

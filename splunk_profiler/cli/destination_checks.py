@@ -26,7 +26,6 @@ from splunk_profiler.config.parsers import Collector, DatadogAgent, Directory, E
 _CONNECT_TIMEOUT_S = 5.0
 _LOW_DISK_BYTES = 64 << 20
 _MAX_INFO_BYTES = 1 << 20
-_INTAKE_PATH = "/profiling/v1/input"
 
 
 def check_destination(resolved: Resolved, env: Mapping[str, str], uid: int) -> Iterator[Finding]:
@@ -117,7 +116,7 @@ def _check_agent_info(agent: DatadogAgent) -> Finding:
         info = json.loads(connection.getresponse().read(_MAX_INFO_BYTES))
     match info:
         case {"version": str(version), "endpoints": [*endpoints]}:
-            caveat = "" if _INTAKE_PATH in endpoints else "; it does not list profiles among what it takes"
+            caveat = "" if DatadogAgent.INPUT_PATH in endpoints else "; it does not list profiles among what it takes"
             return good("agent", f"a Datadog agent, version {version}{caveat}")
     fact = "what listens there does not say that it is a Datadog agent"
     return warning("agent", fact, "see whether SPLUNK_PROFILER_OUTPUT names the agent's trace port, 8126 by default")

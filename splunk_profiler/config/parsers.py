@@ -133,6 +133,7 @@ class DatadogAgent:
     port: int
     is_secure: bool = False
     path: str = ""
+    INPUT_PATH: ClassVar = "/profiling/v1/input"
     accepts_samples: ClassVar[bool] = False
     default_export_interval_ms: ClassVar[int | None] = 60_000
 

@@ -1,4 +1,4 @@
-"""The argument of `open_sink`, which each module of a sink defines. Imports the settings only."""
+"""The argument of `open_sink`, which each module of a sink defines."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ application's, so the application's own are left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from splunk_profiler.formats.pauses import iter_with_pauses
 from splunk_profiler.model import Frame
@@ -17,15 +17,14 @@ _KIND_NAMES = {OriginKind.STANDARD_LIBRARY: "stdlib", OriginKind.LIBRARY: "unkno
 
 
 def message(
-    profiles: Iterable[Profile], origin_of: Callable[[str, str], CodeOrigin], pause: Callable[[], None] | None = None
+    profile: Profile, origin_of: Callable[[str, str], CodeOrigin], pause: Callable[[], None] | None = None
 ) -> bytes:
-    """Return the attachment for the `profiles` of a request, not compressed; `pause` lets other threads run.
+    """Return the attachment for a request with `profile`, not compressed; `pause` lets other threads run.
 
     `origin_of` returns the origin of a frame by file and namespace.
     """
     frames: set[Frame] = set()
-    aggregates = (aggregate for profile in profiles for aggregate in profile.aggregates)
-    for aggregate in iter_with_pauses(aggregates, pause):
+    for aggregate in iter_with_pauses(profile.aggregates, pause):
         frames.update(aggregate.stack.frames)
     files: dict[CodeOrigin, set[str]] = {}
     for frame in iter_with_pauses(frames, pause):

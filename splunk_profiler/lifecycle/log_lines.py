@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from splunk_profiler.system.descriptors import file_of, takes_lines
-from splunk_profiler.system.guard import is_interrupt, logger, plain_line
+from splunk_profiler.system.guard import is_interrupt, log_handlers, logger, plain_line
 from splunk_profiler.system.threads import Worker, delaying_forks, is_profiler_thread, real, threads_are_greenlets
 
 _STDERR = 2
@@ -113,7 +113,7 @@ class LineHandler:
         dropped: a handler would wait with its lock, and the process for that at its end.
         """
         is_direct = threads_are_greenlets() and is_profiler_thread()
-        if not is_direct and not all(map(self._has_room, _handlers())):
+        if not is_direct and not all(map(self._has_room, log_handlers())):
             return
         with delaying_forks():
             if is_direct:
@@ -131,16 +131,6 @@ class LineHandler:
                 return self.standard_error.has_room()
             return _is_ready(handler.stream.fileno())
         return True
-
-
-def _handlers() -> list[logging.Handler | None]:
-    """Return the handlers of our lines."""
-    place: logging.Logger | None = logger
-    handlers: list[logging.Handler | None] = []
-    while place is not None:
-        handlers += place.handlers
-        place = place.parent if place.propagate else None
-    return handlers or [logging.lastResort]
 
 
 def _is_ready(descriptor: int) -> bool:

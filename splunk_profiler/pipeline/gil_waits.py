@@ -39,8 +39,8 @@ class GilWaits(NamedTuple):
         )
 
 
-def gil_wait(wait_ns: int, count: int = 1) -> GilWaits:
-    """Return the wait of one snapshot, or of several that waited equally."""
+def gil_wait(wait_ns: int, count: int) -> GilWaits:
+    """Return the wait of snapshots that waited equally."""
     return GilWaits(count, wait_ns * count, wait_ns, count if wait_ns > LONG_WAIT_NS else 0)
 
 

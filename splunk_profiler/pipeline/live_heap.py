@@ -45,16 +45,12 @@ class InUse(NamedTuple):
 
 
 class LiveHeap:
-    """The sampled blocks that are in use, oldest first.
-
-    Attributes:
-        evicted_count: blocks that had to go because there were too many; the log says so once.
-    """
+    """The sampled blocks that are in use, oldest first; the log says once that there were too many."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
         self._begins = True
-        self.evicted_count = 0
+        self._has_evicted = False
 
     def add(self, live_id: int, sample: Sample, event: Event, instant_ns: int) -> None:
         """Add the block of a sampled allocation."""
@@ -64,9 +60,9 @@ class LiveHeap:
 
     def _evict_oldest(self) -> None:
         del self._blocks[next(iter(self._blocks))]
-        self.evicted_count += 1
-        if self.evicted_count == 1:
+        if not self._has_evicted:
             logger.warning("more than %d sampled blocks of memory are in use: profiles lack the oldest", _MAX_BLOCKS)
+        self._has_evicted = True
 
     def end(self, live_ids: Iterable[int]) -> None:
         """Remove blocks that are no longer in use."""

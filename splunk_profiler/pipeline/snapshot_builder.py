@@ -7,7 +7,7 @@ Specification: Splunk profiling conventions, "Call Stack Sampling" and "Call Sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from splunk_profiler.model import Stack
@@ -70,9 +70,9 @@ class SnapshotBuilder:
         self._last_samples: dict[int, _LastSample] = {}  # threads of the last snapshot
         self._ended: dict[int, _LastSample] = {}  # left in the last snapshot; late events may refer to them
 
-    def states(self) -> Iterator[ThreadState]:
+    def states(self) -> Iterable[ThreadState]:
         """Return the states of all threads of the last snapshot."""
-        return iter(self._states.states())
+        return self._states.states()
 
     def set_baseline(self, captured: CapturedSnapshot) -> None:
         """Record the threads and their CPU times for comparison with the next snapshot."""

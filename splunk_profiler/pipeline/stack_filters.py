@@ -1,6 +1,6 @@
 """The two facts that follow from a stack alone: an internal thread, and the object of a wait.
 
-Pure: functions of a `Stack` for `Stack.derive`. Imports the model only.
+Pure: functions of a `Stack` for `Stack.derive`.
 
 Specification: Splunk profiling conventions, "Call Stack Filtering"; the free text of the metadata line.
 """
@@ -8,10 +8,9 @@ Specification: Splunk profiling conventions, "Call Stack Filtering"; the free te
 from __future__ import annotations
 
 from splunk_profiler.model import Frame, Stack
-from splunk_profiler.pipeline.waits import call_kind
+from splunk_profiler.pipeline.waits import call_kind, is_bootstrap
 
 GIL = "GIL"  # what a thread waits for that has got all else: no stack tells
-_BOOTSTRAP_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})
 _STARTUP_NAMESPACES = ("threading.", "weakref.", "_weakrefset.")  # a garbage collection may run in the start
 _INTERNAL_NAMESPACES = ("splunk_profiler.", "opentelemetry.sdk.", "opentelemetry.exporter.", "grpc.")
 _LABELS_NAMESPACE = "splunk_profiler.user_labels."  # its decorator calls what the application gave it
@@ -70,7 +69,7 @@ def waiting_on(stack: Stack) -> str:
 
 def hides_first_function(stack: Stack) -> bool:
     """Return True if the frames do not tell what a thread runs: its first function is in C, or was left out."""
-    return stack.truncated or _is_bootstrap(stack.frames[0])
+    return stack.truncated or is_bootstrap(stack.frames[0].namespace, stack.frames[0].function)
 
 
 def has_internal_name(name: str) -> bool:
@@ -91,15 +90,11 @@ def is_internal(stack: Stack) -> bool:
         return False
     is_starting = not stack.frames
     for frame in reversed(stack.frames):
-        if not _is_bootstrap(frame):
+        if not is_bootstrap(frame.namespace, frame.function):
             # Threads that are starting or ending run no application code; they count as internal.
             return (is_starting and frame.namespace.startswith(_STARTUP_NAMESPACES)) or _is_internal_frame(frame)
         is_starting = frame.function != "run" or frame.line == frame.first_line  # there it has called nothing yet
     return is_starting
-
-
-def _is_bootstrap(frame: Frame) -> bool:
-    return frame.namespace.startswith("threading.") and frame.function in _BOOTSTRAP_FUNCTIONS
 
 
 def _is_internal_frame(frame: Frame) -> bool:

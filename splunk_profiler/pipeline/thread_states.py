@@ -35,14 +35,13 @@ class ThreadStates:
         self.skips_idle = skips_idle
         self._states: dict[int, ThreadState] = {}  # oldest thread first
         self._totals = (0, 0)  # number of all snapshots and sum of their periods
-        self._reported: dict[
-            int, tuple[int, int]
-        ] = {}  # the totals when a thread was last reported, if idle ones are not
+        # The totals when a thread was last reported, if idle ones are not.
+        self._reported: dict[int, tuple[int, int]] = {}
         self._reports_all = True  # the next snapshot
 
     def states(self) -> Iterable[ThreadState]:
         """Return the states of all threads of the last snapshot, oldest thread first."""
-        return list(self._states.values())
+        return self._states.values()
 
     def update(self, snapshot: CapturedSnapshot, period_ns: int) -> ThreadChanges:
         """Apply a snapshot of all threads, and return what is to be reported of it."""

@@ -1,7 +1,7 @@
 """Wall and CPU time of each thread since its last sample, and the unattributed time of the process.
 
 A `ThreadTimes` belongs to a `SnapshotBuilder` and runs on the thread that feeds the pipeline. Pure
-arithmetic on given times, apart from the process's CPU clock; imports `samples` only.
+arithmetic on given times.
 
 The CPU time of all samples and all unattributed time add up to that of the process. Their wall time
 adds up to that of the threads, as far as starts and ends between two snapshots are known. Later

@@ -134,6 +134,9 @@ def _is_primitive(namespace: str) -> bool:
 def _is_main_function(places: Sequence[tuple[str, str]], depth: int) -> bool:
     """Return True for the function that a thread was started with: what it waits for is work."""
     callers = places[depth + 1 :]
-    return bool(callers) and all(
-        namespace.startswith("threading.") and function in _BOOTSTRAP_FUNCTIONS for namespace, function in callers
-    )
+    return bool(callers) and all(is_bootstrap(*each) for each in callers)
+
+
+def is_bootstrap(namespace: str, function: str) -> bool:
+    """Return True for functions of `threading` in which a thread begins."""
+    return function in _BOOTSTRAP_FUNCTIONS and namespace.startswith("threading.")

@@ -1,6 +1,6 @@
 """The writer of a stream, in Python: values to records, each defined once while a reader knows it.
 
-One thread at a time uses a writer. Imports the model and `records` only.
+One thread at a time uses a writer.
 """
 
 from __future__ import annotations

@@ -119,13 +119,13 @@ if type(logger)._log is not logging.Logger._log:  # else this function would be 
 
 def plain_line(record: logging.LogRecord) -> bytes:
     """Return the line of `record` as a handler of its level writes it, made without a lock; empty if there is none."""
-    handlers = [handler for handler in _handlers() if record.levelno >= handler.level]
+    handlers = [handler for handler in log_handlers() if record.levelno >= handler.level]
     if not (handlers and logger.filter(record)):
         return b""
     return f"{handlers[0].format(record)}\n".encode("utf-8", "backslashreplace")
 
 
-def _handlers() -> list[logging.Handler]:
+def log_handlers() -> list[logging.Handler]:
     """Return the handlers of our lines, as `logging` finds them."""
     found: list[logging.Handler] = []
     current: logging.Logger | None = logger

@@ -26,6 +26,16 @@ ALLOCATION_KIND = EventKind(
 _MAX_SAMPLE_BYTES = 1 << 40  # for the ticker
 _BUSY_BYTES_PER_S = 50 << 20  # a hundred samples a second at the default distance
 _MIN_SAMPLES_PER_S = 10  # from fewer of them the rate cannot be told
+_WARNINGS = {  # by counter of the ticker
+    "hooks_refused": "allocations are not sampled any more: another library has removed the hooks of the allocators,"
+    " and they cannot be added again",
+    "allocations_lost": "allocations are missing in the profiles: there were too many at once;"
+    " raise SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES",
+    "live_evicted": "memory in use is missing in the profiles: too many sampled blocks are in use;"
+    " raise SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES",
+    "live_forgotten": "memory in use is missing in the profiles: another library has removed the hooks of the"
+    " allocators for a while; start tracemalloc and the like after the profiler, or leave them on",
+}
 
 
 class SampleDistance:
@@ -101,26 +111,9 @@ class AllocationEventSource(EventSource):
         if self._distance.update(sum(each.event_amount for each in allocations), self._now_ns()):
             self._ticker.set_sample_bytes(self._distance.bytes)
         counters = self._ticker.counters()
-        if counters.hooks_refused:
-            self._once_log.log(
-                "allocations are not sampled any more: another library has removed the hooks of the allocators, and"
-                " they cannot be added again"
-            )
-        if counters.allocations_lost:
-            self._once_log.log(
-                "allocations are missing in the profiles: there were too many at once;"
-                " raise SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES"
-            )
-        if counters.live_evicted:
-            self._once_log.log(
-                "memory in use is missing in the profiles: too many sampled blocks are in use;"
-                " raise SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES"
-            )
-        if counters.live_forgotten:
-            self._once_log.log(
-                "memory in use is missing in the profiles: another library has removed the hooks of the allocators"
-                " for a while; start tracemalloc and the like after the profiler, or leave them on"
-            )
+        for counter, text in _WARNINGS.items():
+            if getattr(counters, counter):
+                self._once_log.log(text)
         events: list[RawEvent | FreedBlocksRecord] = [_make_event(each) for each in allocations]
         return [*events, FreedBlocksRecord(freed_ids)] if freed_ids else events
 

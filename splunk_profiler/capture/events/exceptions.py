@@ -7,7 +7,6 @@ In C the callback takes 14 to 28 ns, in Python 98, so the portable walker record
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,11 +16,10 @@ from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, Frame, Stack, ValueType
 from splunk_profiler.raw import RawEvent, RecordedEvent
+from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
-
-logger = logging.getLogger("splunk_profiler")
 
 EXCEPTION_KIND = EventKind("exception", count=ValueType("exceptions", "count"))
 OTHER_TYPES = "(other types)"

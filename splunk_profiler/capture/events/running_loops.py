@@ -22,15 +22,11 @@ _DEFAULT_NAME = re.compile(r"Task-\d+")
 
 
 class RunningLoops:
-    """Lists the event loops that run, if the native walker reads them right here."""
+    """Tells if the native walker reads the event loops that run right here."""
 
     def __init__(self, ticker: _walker.Ticker[Any, Any]) -> None:
         self._ticker = ticker
         self._reads_tasks: bool | None = None  # not tried yet
-
-    def list(self) -> list[tuple[Any, int]]:
-        """Return each loop and the `RawThread.key` of its thread; none where asyncio has no tasks in C."""
-        return [] if self.asyncio_in_c() is None else self._ticker.running_loops()
 
     def asyncio_in_c(self) -> ModuleType | None:
         """Return asyncio's module in C, if that is loaded and the walker reads its loops; else None."""

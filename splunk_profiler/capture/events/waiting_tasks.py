@@ -52,7 +52,7 @@ class TaskEventSource(PacedSource):
 
     def _look(self, since_ns: int) -> list[RawEvent]:
         asyncio_in_c = self._loops.asyncio_in_c()  # without it, tasks are made in Python
-        if asyncio_in_c is None or not (loops := self._loops.list()):
+        if asyncio_in_c is None or not (loops := self._ticker.running_loops()):
             return []
         known, task_type = _known_tasks(asyncio_in_c, [loop for loop, _ in loops]), asyncio_in_c.Task
         known_count = len(known)

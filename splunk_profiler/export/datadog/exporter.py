@@ -24,7 +24,6 @@ from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile
 from splunk_profiler.system.threads import OwnedLock, real
 from splunk_profiler.version import __version__
 
-INPUT_PATH = "/profiling/v1/input"
 TIMEOUT_S = 10.0  # the agent hands a profile on before it answers
 _CONNECT_TIMEOUT_S = 2.0
 _MIN_TIMEOUT_S = 0.05
@@ -119,7 +118,7 @@ class DatadogSink:
             connection.sock = cast(socket.socket, self._stream(sock, deadline_s))
             headers = {"User-Agent": f"{LIBRARY_NAME}/{__version__}", "Connection": "close", **dict(form.headers)}
             with suppress(BrokenPipeError, ConnectionResetError):  # the agent may refuse early and say why
-                connection.request("POST", INPUT_PATH, form.body, headers)
+                connection.request("POST", DatadogAgent.INPUT_PATH, form.body, headers)
             with connection.getresponse() as response:
                 text = ""
                 # The status decides alone: a retry of a profile that was accepted would count it twice.

@@ -70,7 +70,7 @@ class ProfileFormEncoder:
         content = pprof.encode_whole(
             translated_profile, pause=yield_gil, value_types=datadog_pprof.VALUE_TYPES, origin_of=origin_of
         ).gzipped
-        provenance_json = gzip.compress(code_provenance.message([profile], origin_of, yield_gil), mtime=0)
+        provenance_json = gzip.compress(code_provenance.message(profile, origin_of, yield_gil), mtime=0)
         # The backend knows the kind of a file by its name.
         attachments = {"auto.pprof": content, "code-provenance.json": provenance_json}
         headers = [("DD-EVP-ORIGIN", LIBRARY_NAME), ("DD-EVP-ORIGIN-VERSION", __version__)]

@@ -122,13 +122,11 @@ class ConnectionSelector:
         tracer_provider: Callable[[], object | None] | None,
         *,
         share_connection: bool,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._endpoint = endpoint
         self._transport = transport
         self._tracer_provider = tracer_provider
         self._can_share = share_connection and not _LATE_THREADS_FAIL
-        self._now_ns = monotonic_ns
         self._credentials = _credentials(transport) if endpoint.is_secure else None
         self._own_connection: Connection | None = None
         self._shared_connection: Connection | None = None
@@ -144,7 +142,7 @@ class ConnectionSelector:
         open_witness("before gRPC's")
         if were_closed():  # gRPC does not notice: it writes 25 MB of messages a second, and records into others' files
             raise GrpcUnusableError(DESCRIPTORS_CLOSED)
-        if self._avoid_shared_until_ns is not None and self._now_ns() >= self._avoid_shared_until_ns:
+        if self._avoid_shared_until_ns is not None and time.monotonic_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
         channel = None
         if self._can_share and may_share:
@@ -167,7 +165,7 @@ class ConnectionSelector:
     def record_failure(self, connection: Connection, *, timed_out: bool) -> None:
         """Avoid a shared connection for 60 s; close our own after two timeouts in a row."""
         if connection.is_shared:
-            self._avoid_shared_until_ns = self._now_ns() + _AVOID_SHARED_NS
+            self._avoid_shared_until_ns = time.monotonic_ns() + _AVOID_SHARED_NS
             return
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
         if self._consecutive_timeouts > 1:

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tracemalloc
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from classifier_factory import make_classifier, put
 from wheel_backend import make_wheel
 
 from splunk_profiler.code_origin import classifier
@@ -28,14 +28,6 @@ FUNCTION = "def work():\n    return 1\n"
 GENERATED = "from dataclasses import dataclass\n\n\n@dataclass\nclass Point:\n    x: int\n"
 DIRECT = "x/a.py,,\nx-1.dist-info/direct_url.json,,\n"
 BY_PIP = {"x-1.dist-info/INSTALLER": "pip\n"}
-
-
-def put(folder: Path, files: dict[str, str]) -> Path:
-    """Write `files` (path → text) under `folder`."""
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, "utf-8")
-    return folder
 
 
 def project(folder: Path, name: str, version: str, editable: str) -> Path:
@@ -177,11 +169,6 @@ def test_code_belongs_to_what_has_brought_it(told: dict[str, Any], code: str, or
 def test_reading_what_is_installed_imports_nothing(told: dict[str, Any]) -> None:
     assert told["whole"]
     assert told["loaded"] == []
-
-
-def make_classifier(entries: Iterable[object] = (), parent: CodeClassifier | None = None) -> CodeClassifier:
-    """Return a classifier whose clock stands still: one `read` reads all entries, also on a busy machine."""
-    return CodeClassifier(lambda: entries, parent=parent, monotonic=lambda: 0.0)
 
 
 @pytest.mark.parametrize(

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from classifier_factory import make_classifier, site_of
 
 from splunk_profiler.code_origin.classifier import LIBRARY, CodeClassifier
 from splunk_profiler.samples import CodeOrigin, OriginKind
-
-
-def make_classifier(entries: Iterable[object] = (), parent: CodeClassifier | None = None) -> CodeClassifier:
-    """Return a classifier whose clock stands still: one `read` reads all entries, also on a busy machine."""
-    return CodeClassifier(lambda: entries, parent=parent, monotonic=lambda: 0.0)
-
-
-def site_of(folder: Path, count: int) -> Path:
-    """Install `count` distributions of one package each; return the directory."""
-    for number in range(count):
-        record = "".join(f"p{number}/m{module}.py,,\n" for module in range(20))
-        metadata = folder / f"p{number}-1.{number}.dist-info"
-        metadata.mkdir(parents=True, exist_ok=True)
-        (metadata / "RECORD").write_text(record, "utf-8")
-    return folder
 
 
 def test_a_large_site_is_read_in_steps_and_known_at_the_end(tmp_path: Path) -> None:

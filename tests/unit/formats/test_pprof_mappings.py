@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,8 +85,8 @@ def test_datadog_attachment_lists_library_files_and_no_application_files() -> No
     requests = Frame("requests.api", "get", "/venv/site-packages/requests/api.py", 1)
     stray = Frame("stray", "f", "/venv/site-packages/stray.py", 1)
     more = Aggregate(Stack((requests, stray), truncated=False), (), 1, 1, 1)
-    profiles = [small_profile(), Profile(1, 1, 1, (more, more))]
-    assert json.loads(code_provenance.message(profiles, origin_in_shop)) == {
+    profile = replace(small_profile(), aggregates=(*small_profile().aggregates, more, more))
+    assert json.loads(code_provenance.message(profile, origin_in_shop)) == {
         "v1": [
             {"kind": "library", "name": "unknown", "version": "", "paths": [stray.file]},
             {"kind": "library", "name": "requests", "version": "2.32", "paths": [requests.file]},
@@ -100,6 +100,5 @@ def test_datadog_attachment_lists_library_files_and_no_application_files() -> No
     }
 
 
-@pytest.mark.parametrize("profiles", [[], [Profile(1, 1, 1, ())]])
-def test_datadogs_attachment_of_nothing_is_complete(profiles: list[Profile]) -> None:
-    assert json.loads(code_provenance.message(profiles, origin_in_shop)) == {"v1": []}
+def test_datadogs_attachment_of_nothing_is_complete() -> None:
+    assert json.loads(code_provenance.message(Profile(1, 1, 1, ()), origin_in_shop)) == {"v1": []}

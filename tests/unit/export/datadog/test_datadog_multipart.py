@@ -216,7 +216,7 @@ def test_labels_have_the_names_that_the_backend_knows_and_ids_are_numbers() -> N
 def test_others_are_let_in_while_a_large_profile_is_put_into_its_words() -> None:
     profile, pauses = large_profile(1000), Counter[str]()
     translate_profile(profile, lambda: pauses.update(["words"]))
-    code_provenance.message([profile], origin_in_shop, lambda: pauses.update(["whose"]))
+    code_provenance.message(profile, origin_in_shop, lambda: pauses.update(["whose"]))
     assert pauses["words"] >= 10
     assert pauses["whose"] >= 10
 

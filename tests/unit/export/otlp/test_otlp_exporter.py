@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-
-import grpc
 from free_ports import find_free_ports
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
-    ExportLogsPartialSuccess,
-    ExportLogsServiceRequest,
-    ExportLogsServiceResponse,
-)
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
-    LogsServiceServicer,
-    add_LogsServiceServicer_to_server,
-)
+from logs_collector import Collector, running
 from sample_factory import make_sample
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import parse_endpoint
 from splunk_profiler.export.otlp.exporter import OtlpSink
 from splunk_profiler.samples import Batch, ExportStatus, Sample
-
-
-class Collector(LogsServiceServicer):
-    def __init__(self, said: str = "") -> None:
-        self._answer = ExportLogsServiceResponse(
-            partial_success=ExportLogsPartialSuccess(rejected_log_records=len(said), error_message=said)
-        )
-
-    def Export(self, _request: ExportLogsServiceRequest, _context: object) -> ExportLogsServiceResponse:  # noqa: N802
-        return self._answer
-
-
-@contextmanager
-def running(collector: Collector, address: str = "127.0.0.1:0") -> Iterator[int]:
-    """Serve on a port."""
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_LogsServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]  # generated
-    port = server.add_insecure_port(address)
-    server.start()
-    try:
-        yield port
-    finally:
-        server.stop(None).wait()
 
 
 def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:

@@ -41,14 +41,8 @@ sink.shutdown()
 # Exports on the connection of the trace exporter: without room for a thread, twice with it; then the exporter ends.
 _SHARE = """
 import os, resource, sys, threading
-from concurrent.futures import ThreadPoolExecutor
 sys.path[:0] = %r
-import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import (
-    LogsServiceServicer, add_LogsServiceServicer_to_server
-)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from sample_factory import make_sample
@@ -57,14 +51,7 @@ from splunk_profiler.config.parsers import parse_endpoint
 from splunk_profiler.export.otlp.exporter import OtlpSink
 from splunk_profiler.samples import Batch
 
-class Collector(LogsServiceServicer):
-    def Export(self, request, context):
-        return ExportLogsServiceResponse()
-
-server = grpc.server(ThreadPoolExecutor(1))
-add_LogsServiceServicer_to_server(Collector(), server)
-url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-server.start()
+url = "http://127.0.0.1:%d"
 provider = TracerProvider(shutdown_on_exit=False)
 provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
 sink = OtlpSink(parse_endpoint(url), lambda _: b"", Transport(timeout_s=2), lambda: provider)
