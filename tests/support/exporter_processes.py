@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from profile_files import wait_until
 from target_process import Target, let_exporter_run
 
 from splunk_profiler.cli.delivery_checks import ask_exporter
@@ -26,6 +27,13 @@ _TIMEOUT_S = 30.0
 def find_exporters(host: int) -> list[int]:
     """Return the process ids of the exporters that this process has started, zombies excepted."""
     return [pid for pid in _exporters() if b"%s%d " % (_TITLE, host) in _read(pid, "cmdline")]
+
+
+def started_exporter(host: int) -> int:
+    """Wait for the only exporter that a process starts, and return its process id."""
+    wait_until(lambda: bool(find_exporters(host)))  # it has its command line a moment after its start
+    (pid,) = find_exporters(host)
+    return pid
 
 
 def exporters_with_variable(setting: str) -> list[int]:

@@ -13,6 +13,8 @@ from walker_factory import make
 
 from splunk_profiler.raw import RecordedEvent
 
+_make = b"".ljust  # unlike a call of `bytes` it takes no tuple of arguments
+
 
 @dataclass
 class Drained:
@@ -40,15 +42,13 @@ class Drained:
 def sampling(sample_bytes: int, **arguments: Any) -> Iterator[Drained]:
     """Sample allocations during the block; nothing is left of it.
 
-    No collection begins: what it allocates would count for the function that runs. Lists are taken from Python's free
-    list, in which one that is made meanwhile would stay, and so be in use.
+    No collection begins: what it allocates would count for the function that runs.
     """
     before = allocators()
     drained = Drained(make(**arguments))
     had_collections = gc.isenabled()
     gc.disable()
-    spare = [[] for _ in range(60)]  # type: list[list[None]]
-    del spare
+    make_bytes([])  # what Python keeps of it in free lists is there before
     drained.ticker.start_allocations(sample_bytes, True)
     try:
         yield drained
@@ -60,9 +60,9 @@ def sampling(sample_bytes: int, **arguments: Any) -> Iterator[Drained]:
     assert allocators() == before
 
 
-def make_bytes(sizes: list[int]) -> list[bytes]:
-    """Make objects of these sizes, and nothing of a size that matters beside them."""
-    return [bytes(size) for size in sizes]
+def make_bytes(sizes: list[int]) -> tuple[bytes, ...]:
+    """Make over 20 objects of these sizes, and nothing that stays in one of Python's free lists, as a list would."""
+    return tuple(map(_make, sizes))
 
 
 def keep_a_fifth(drained: Drained, sizes: list[int], rounds: int) -> list[bytes]:

@@ -181,6 +181,7 @@ class Target:
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            self._abort()
             raise AssertionError(f"it still runs after {timeout_s} s; it said:\n{self.output}") from None
         self._wait(lambda: self._ended, 60, "did not end its output")
         return code
@@ -201,9 +202,16 @@ class Target:
             while not condition():
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ended:
-                    why = f"ended with {self._process.poll()}" if self._ended else f"not within {timeout_s} s"
+                    self._abort()
+                    why = f"not within {timeout_s} s" if left <= 0 else f"ended with {self._process.poll()}"
                     raise AssertionError(f"the target {failure} ({why}); it said:\n" + "\n".join(self._lines))
                 self._changed.wait(left)
+
+    def _abort(self) -> None:
+        """End it and its children so that `faulthandler` says what their threads do."""
+        with self._changed, contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGABRT)
+            self._changed.wait_for(lambda: self._ended, 5)
 
     def __enter__(self) -> Target:
         return self
