@@ -30,7 +30,7 @@ from destinations import Destination, datadog, pprof, text
 from hypothesis import HealthCheck, settings
 from inspected_process import TargetBuilder
 from profile_files import wait_until
-from target_process import TREE, Target, profiling_settings
+from target_process import TESTS, TREE, Target, profiling_settings
 from wheel_builder import build_wheel, copy_sources
 
 from splunk_profiler.system.threads import NAME_PREFIX
@@ -38,6 +38,8 @@ from splunk_profiler.system.threads import NAME_PREFIX
 if TYPE_CHECKING:
     from browser import Page
     from own_memory import InstalledPublisher, OwnMemory  # they need the extension, which is not built everywhere
+
+    from splunk_profiler.exporter_process.connection import ExporterConnection
 
 
 _databases = count()
@@ -268,6 +270,27 @@ def shared_exporter() -> Iterator[None]:
             yield
             target.tell("")
             assert target.finish() == 0, target.output
+
+
+@pytest.fixture
+def sessions_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let exporters that a test starts find the sessions in `targets`."""
+    monkeypatch.syspath_prepend(str(TESTS / "targets"))
+
+
+@pytest.fixture
+def exporter_token() -> str:
+    """The token of `connection`, by default one that no other process knows; modules with a token override this."""
+    return ""
+
+
+@pytest.fixture
+def connection(sessions_on_path: None, exporter_token: str) -> Iterator[ExporterConnection]:  # noqa: ARG001
+    """A connection to an exporter of `EchoSession`, which ends with the test."""
+    from exporter_processes import connected  # noqa: PLC0415  # it needs the extension
+
+    with connected(token=exporter_token) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What is each service's own where several share an exporter process: their resources, and where their code is from."""
+"""Services that share an exporter process: the resource of each, and where its code is from."""
 
 from __future__ import annotations
 

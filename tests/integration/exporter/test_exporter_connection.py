@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from profile_files import wait_until
-from target_process import TESTS, TREE
+from target_process import TREE
 
 pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import (
@@ -26,6 +24,7 @@ from exporter_processes import (
     new_connection,
     receive,
     send,
+    started_exporter,
     wait_for_end,
 )
 
@@ -34,18 +33,9 @@ from splunk_profiler.exporter_process.connection import MAX_ANSWER_S, MAX_BUFFER
 from splunk_profiler.exporter_process.transport import CHALLENGE_BYTES, frame
 from splunk_profiler.system.threads import read_proc_file
 
+pytestmark = pytest.mark.usefixtures("sessions_on_path")
+
 _CHUNK = b"drop " + b"x" * 65530 + b"\n"
-
-
-@pytest.fixture(autouse=True)
-def _sessions_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS / "targets"))
-
-
-@pytest.fixture
-def connection() -> Iterator[ExporterConnection]:
-    with connected() as made:
-        yield made
 
 
 def test_connection_carries_data_and_answers_in_order(connection: ExporterConnection) -> None:
@@ -207,7 +197,7 @@ def test_application_that_closes_the_socket_before_an_answer_is_told_so(caplog: 
     now_s = time.monotonic()
     connection = new_connection(clock=lambda: now_s)
     connection.send(b"one\n")
-    exporter = _started_exporter()
+    exporter = started_exporter(os.getpid())
     (ours,) = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if _leads_to(entry, connection)]
     os.close(ours)
     os.kill(exporter, signal.SIGKILL)
@@ -326,12 +316,6 @@ def test_socket_that_the_application_closed_is_replaced(connection: ExporterConn
             assert (tmp_path / "file").read_bytes() == b""
         finally:
             os.close(ours)
-
-
-def _started_exporter() -> int:
-    wait_until(lambda: bool(find_exporters(os.getpid())))  # it has its command line a moment after its start
-    (pid,) = find_exporters(os.getpid())
-    return pid
 
 
 def _leads_to(entry: Path, connection: ExporterConnection) -> bool:

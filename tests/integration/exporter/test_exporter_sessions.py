@@ -5,28 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
 
 import pytest
-from profile_files import wait_until
-from target_process import TESTS
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import ask, connected, find_exporters, new_connection, receive, send, wait_for_end
+from exporter_processes import (
+    ask,
+    connected,
+    find_exporters,
+    new_connection,
+    receive,
+    send,
+    started_exporter,
+    wait_for_end,
+)
 
 from splunk_profiler.exporter_process.connection import ExporterConnection
 from splunk_profiler.exporter_process.launch import DEFAULT_FACTORY
 
-
-@pytest.fixture(autouse=True)
-def _sessions_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS / "targets"))
-
-
-@pytest.fixture
-def connection() -> Iterator[ExporterConnection]:
-    with connected() as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("sessions_on_path")
 
 
 def test_session_that_fails_loses_its_connection_and_says_why(connection: ExporterConnection) -> None:
@@ -59,9 +56,7 @@ def test_exporter_that_cannot_load_its_sessions_says_why() -> None:
 def test_exporter_that_hangs_while_it_loads_its_sessions_ends() -> None:
     connection = new_connection("hanging_session:make")
     assert connection.send(b"data\n")
-    wait_until(lambda: bool(find_exporters(os.getpid())))  # it has its command line a moment after its start
-    (pid,) = find_exporters(os.getpid())
-    wait_for_end(pid)
+    wait_for_end(started_exporter(os.getpid()))
     connection.close(0)
 
 

@@ -6,14 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from target_process import TESTS, environment
+from target_process import environment
 
 pytest.importorskip("splunk_profiler._walker")
-from exporter_processes import connected, dial, exporter_pid, new_connection, wait_for_end
+from exporter_processes import dial, exporter_pid, new_connection, wait_for_end
 
 from splunk_profiler.cli.process_checks import find_exporter
 from splunk_profiler.cli.unix_peers import unix_peers
@@ -28,6 +27,8 @@ from splunk_profiler.exporter_process.transport import (
     prove_host,
     socket_name,
 )
+
+pytestmark = pytest.mark.usefixtures("sessions_on_path")
 
 _TOKEN = os.urandom(16).hex()
 _CHALLENGE = bytes(CHALLENGE_BYTES)
@@ -49,15 +50,9 @@ Server(listener, EchoSession, sys.argv[1]).run()
 """
 
 
-@pytest.fixture(autouse=True)
-def _sessions_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS / "targets"))
-
-
 @pytest.fixture
-def connection() -> Iterator[ExporterConnection]:
-    with connected(token=_TOKEN) as made:
-        yield made
+def exporter_token() -> str:
+    return _TOKEN
 
 
 def _connect(uid: int) -> socket.socket:

@@ -6,16 +6,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from target_process import TESTS, environment
+from target_process import environment
 
 pytest.importorskip("splunk_profiler._walker")
 from exporter_processes import (
     FACTORY,
-    connected,
     dial,
     exporter_pid,
     find_exporters,
@@ -38,6 +36,8 @@ from splunk_profiler.exporter_process.transport import (
     socket_name,
 )
 
+pytestmark = pytest.mark.usefixtures("sessions_on_path")
+
 _TOKEN = os.urandom(16).hex()
 _CHALLENGE = bytes(CHALLENGE_BYTES)
 _PROOF = prove_host(_TOKEN, _CHALLENGE)
@@ -50,15 +50,9 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(autouse=True)
-def _sessions_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS / "targets"))
-
-
 @pytest.fixture
-def connection() -> Iterator[ExporterConnection]:
-    with connected(token=_TOKEN) as made:
-        yield made
+def exporter_token() -> str:
+    return _TOKEN
 
 
 def _connect(connection: ExporterConnection) -> socket.socket:

@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+from logs_collector import Collector, running
 from short_programs import run_code
 
 walker = pytest.importorskip("splunk_profiler._walker")
@@ -38,7 +39,7 @@ print(status.name, text)
 sink.shutdown()
 """
 
-# Exports on the connection of the trace exporter: without room for a thread, twice with it; then the exporter ends.
+# Exports on the connection of the trace exporter in the steps of a test.
 _SHARE = """
 import os, resource, sys, threading
 sys.path[:0] = %r
@@ -60,11 +61,6 @@ def export():
     print(sink.export(Batch((make_sample(1),))).export_status.name, flush=True)
 
 %s
-export()
-%s
-export()
-export()
-%s
 os._exit(0)
 """
 _LIMIT = """
@@ -72,7 +68,9 @@ limits = resource.getrlimit(resource.RLIMIT_AS)
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (4 << 20), limits[1]))
 """
-_DELIVERED_AFTERWARDS = "RETRY\nDELIVERED\nDELIVERED\n"
+_LIFT = "resource.setrlimit(resource.RLIMIT_AS, limits)"
+# No thread of Python can start in between, but those of gRPC can.
+_FAIL_THREADS, _ALLOW_THREADS = "threading.stack_size(1 << 46)", "threading.stack_size(0)"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
@@ -85,13 +83,25 @@ def test_export_without_memory_for_threads_of_grpc_is_tried_again() -> None:
 
 
 def test_shared_connection_is_left_alone_without_room_for_a_thread() -> None:
-    lift = "resource.setrlimit(resource.RLIMIT_AS, limits)"
-    assert run_code(_SHARE % (sys.path, _LIMIT, lift, "provider.shutdown()")) == _DELIVERED_AFTERWARDS
+    said = _share(_LIMIT, "export()", _LIFT, "export()", "export()", "provider.shutdown()")
+    assert said == ["RETRY", "DELIVERED", "DELIVERED"]
 
 
 def test_shared_connection_that_could_start_no_thread_is_used_no_more() -> None:
-    begin, end = "threading.stack_size(1 << 46)", "threading.stack_size(0)"
-    assert run_code(_SHARE % (sys.path, begin, end, "")) == _DELIVERED_AFTERWARDS
+    said = _share(_FAIL_THREADS, "export()", _ALLOW_THREADS, "export()", "export()")
+    assert said == ["RETRY", "DELIVERED", "DELIVERED"]
+
+
+def test_stuck_shared_connection_is_used_no_more_after_a_lack_of_room() -> None:
+    steps = [_FAIL_THREADS, "export()", _ALLOW_THREADS, _LIMIT, "export()", _LIFT]
+    assert _share(*steps, "export()", "export()") == ["RETRY", "RETRY", "DELIVERED", "DELIVERED"]
+
+
+def _share(*steps: str) -> list[str]:
+    """Return the results of exports on a shared connection to a running collector."""
+    with running(Collector()) as port:
+        # With an arena of its own, each thread of gRPC that begins to work would take more than the limit leaves.
+        return run_code(_SHARE % (sys.path, port, "\n".join(steps)), MALLOC_ARENA_MAX="1").splitlines()
 
 
 def _assert_has_no_room(said: str) -> None:
