@@ -86,8 +86,11 @@ _PENDING_STOPS: list[None] = []  # one for each from a signal handler during the
 
 
 def _load_profiler() -> ProcessProfiler | None:
-    """Return the loaded profiler; None if it cannot be loaded, or in a signal handler that interrupts the loading."""
-    if FORK_GATE.has_locked_imports():
+    """Return the loaded profiler; None if it cannot be loaded, or in a signal handler that interrupts the loading.
+
+    In a finaliser at the end of the interpreter nothing can be imported any more.
+    """
+    if FORK_GATE.has_locked_imports() or sys.is_finalizing():
         return None
     with FORK_GATE:
         from splunk_profiler.system.short_turns import ShortTurns  # noqa: PLC0415  # loaded on use

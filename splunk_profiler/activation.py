@@ -69,14 +69,10 @@ class ForkGate:
         self._detect_fork()
         own = _current_thread_ids()
         is_nested = own in self._starting_threads
-        deadline_s = time.monotonic() + _STALL_TIMEOUT_S
+        deadline_s = _now_s() + _STALL_TIMEOUT_S
         self._starting_threads.append(own)
         try:
-            while (
-                not is_nested
-                and any(ident != own[0] for ident in self._forking_threads)
-                and time.monotonic() < deadline_s
-            ):
+            while not is_nested and any(ident != own[0] for ident in self._forking_threads) and _now_s() < deadline_s:
                 self._starting_threads.remove(own)
                 time.sleep(_POLL_INTERVAL_S)
                 self._starting_threads.append(own)
@@ -98,7 +94,7 @@ class ForkGate:
         last_used_ns: list[int] = []
         last_progress_s = 0.0
         while others := self._find_others_starting(own):
-            now, used_ns = time.monotonic(), [_read_thread_cpu_ns(native_id) for native_id in others]
+            now, used_ns = _now_s(), [_read_thread_cpu_ns(native_id) for native_id in others]
             if used_ns != last_used_ns:
                 last_used_ns, last_progress_s = used_ns, now
             elif now - last_progress_s > _STALL_TIMEOUT_S:
@@ -169,6 +165,10 @@ class ForkGate:
             os.register_at_fork(
                 before=self._before_fork, after_in_parent=after_in_parent, after_in_child=after_in_child
             )
+
+
+def _now_s() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)  # see `system.clocks`, which is not loaded where nothing is started
 
 
 def _current_thread_ids() -> tuple[int, int]:

@@ -36,6 +36,7 @@ from splunk_profiler.raw import (
     TickerCounters,
     TraceFilter,
 )
+from splunk_profiler.system import clocks
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.gil import is_gil_enabled
 from splunk_profiler.system.threads import WakeEvent, active_threads, cpu_ns_or_zero, real_get_ident
@@ -123,9 +124,9 @@ class PortableTicker:
     def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread."""
         self.set_periods(period_ns, focused_period_ns)
-        schedule = Schedule(time.monotonic_ns(), self._periods)
+        schedule = Schedule(clocks.monotonic_ns(), self._periods)
         while not self._stopped:
-            now = time.monotonic_ns()
+            now = clocks.monotonic_ns()
             schedule.set_periods(self._periods, now)
             wait_ns = schedule.next_deadline_ns(now, has_traces=self._may_have_traces) - now
             if wait_ns > 0:
@@ -199,16 +200,16 @@ class PortableTicker:
         if not is_gil_enabled() or has_other_interpreters():
             self._count(missed=1)
             return
-        started_ns = time.monotonic_ns()
+        started_ns = clocks.monotonic_ns()
         since_previous_ns = started_ns - self._last_capture_ns if self._last_capture_ns else 0
         self._last_capture_ns = started_ns
         if is_focused and not self._has_traces():
-            self._count(captured=1, held_ns=time.monotonic_ns() - started_ns)
+            self._count(captured=1, held_ns=clocks.monotonic_ns() - started_ns)
             return
         before = active_threads().copy()
         now, instant, walks = self._walk(is_focused=is_focused)
         if is_focused and not walks:
-            self._count(captured=1, held_ns=time.monotonic_ns() - started_ns)
+            self._count(captured=1, held_ns=clocks.monotonic_ns() - started_ns)
             return
         living = active_threads().copy()
         # A thread that started or ended during the walk cannot be identified by its ident.
@@ -235,7 +236,7 @@ class PortableTicker:
                 sum(each.lost_count + 1 for each in dropped),
             )
         )
-        self._count(captured=1, held_ns=time.monotonic_ns() - started_ns)
+        self._count(captured=1, held_ns=clocks.monotonic_ns() - started_ns)
         self._filled.set()
 
     def _has_traces(self) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from splunk_profiler.capture.frames import ThreadWalk, collect_locations
+from splunk_profiler.system import clocks
 from splunk_profiler.system.threads import active_threads, real_get_ident
 
 _MIN_COLLECTION_INTERVAL_NS = 10_000_000
@@ -72,9 +73,9 @@ class CollectionLog:
         """Record a collection, as one of `gc.callbacks`. Errors are kept for `drain`: logging is unsafe here."""
         try:
             if phase == "start":
-                self._started_ns = time.monotonic_ns()
+                self._started_ns = clocks.monotonic_ns()
             else:
-                self._end_collection(info.get("generation", -1), time.monotonic_ns())
+                self._end_collection(info.get("generation", -1), clocks.monotonic_ns())
         except Exception as error:
             self._failure = error
 

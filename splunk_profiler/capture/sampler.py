@@ -14,6 +14,7 @@ from typing import NamedTuple
 from splunk_profiler.capture.overhead import OverheadLimiter
 from splunk_profiler.capture.walker import Ticker
 from splunk_profiler.raw import Periods, RawSnapshot, TickerCounters
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import WakeEvent, Worker
 
@@ -95,11 +96,11 @@ class Sampler:
 
     def stop(self, timeout_s: float) -> bool:
         """Stop both threads and handle the rest of the ring; return True if they ended within `timeout_s`."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         self._is_stopping = True
         self._ticker.stop()
         self._stop_signal.set()
-        ended = [thread.join(deadline_s - time.monotonic()) for thread in (self._work_thread, self._tick_thread)]
+        ended = [thread.join(deadline_s - clocks.monotonic()) for thread in (self._work_thread, self._tick_thread)]
         return all(ended)
 
     def _run_ticker(self) -> None:
@@ -111,7 +112,7 @@ class Sampler:
 
     def _run_sampler(self) -> None:
         pause_ns = 0
-        pace = DrainPace(time.monotonic_ns(), self._service_cpu_ns())
+        pace = DrainPace(clocks.monotonic_ns(), self._service_cpu_ns())
         while True:
             is_stopping = self._is_stopping  # read first: snapshots from before the stop are drained
             with self._guard.catching():
@@ -130,13 +131,13 @@ class Sampler:
             if is_stopping:
                 return
             periods_ns = filter(None, (self._periods.all_ns, self._periods.focused_ns))
-            pause_ns = pace.interval_ns(time.monotonic_ns(), self._service_cpu_ns(), min(periods_ns))
+            pause_ns = pace.interval_ns(clocks.monotonic_ns(), self._service_cpu_ns(), min(periods_ns))
 
     def _service_cpu_ns(self) -> int:
         return time.process_time_ns() - self._tick_thread.cpu_ns() - self._work_thread.cpu_ns()
 
     def _apply_limit(self) -> None:
-        limit, now_ns = self._limit, time.monotonic_ns()
+        limit, now_ns = self._limit, clocks.monotonic_ns()
         if limit is None or not limit.limiter.is_due(now_ns):
             return
         cpu_ns = self._sampling_cpu_ns() + limit.other_threads_cpu_ns()

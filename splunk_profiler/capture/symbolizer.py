@@ -68,12 +68,10 @@ class Symbolizer:
 
 
 def _line_number(code: CodeType, lasti: int) -> int | None:
-    if lasti < 0:
-        return code.co_firstlineno
-    for start, end, line in code.co_lines():
-        if start <= lasti < end:
-            return line or None  # CPython 3.11 marks the entry of a module with 0: no line
-    return None
+    lines = (line for start, end, line in code.co_lines() if start <= lasti < end)
+    line = code.co_firstlineno if lasti < 0 else next(lines, None)
+    # CPython 3.11 marks the entry of a module with 0: no line. What code is compiled from may have negative ones.
+    return line if line is not None and line > 0 else None
 
 
 def _index_module(module_globals: dict[str, Any], module: str) -> Iterator[tuple[CodeType, str]]:

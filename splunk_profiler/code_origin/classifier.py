@@ -26,6 +26,7 @@ from splunk_profiler.code_origin.distributions import (
 )
 from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.samples import CodeOrigin, OriginKind
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import logger
 
 UNKNOWN = CodeOrigin(OriginKind.UNKNOWN)
@@ -56,7 +57,7 @@ class CodeClassifier:
         entries: Callable[[], Iterable[object]] | None = None,
         *,
         parent: CodeClassifier | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = clocks.monotonic,
     ) -> None:
         self._entries = entries
         self._now = monotonic

@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from splunk_profiler.system import clocks
 from splunk_profiler.system.threads import real
 
 _T = TypeVar("_T")
@@ -29,7 +29,7 @@ def client_context() -> ssl.SSLContext:
 
 def remaining_s(deadline_s: float) -> float:
     """Return the seconds until a deadline; `TimeoutError` if it has passed."""
-    remaining = deadline_s - time.monotonic()
+    remaining = deadline_s - clocks.monotonic()
     if remaining <= 0:
         raise TimeoutError
     return remaining

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Generic
 
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Record, Sink
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import WakeEvent
 
@@ -29,7 +29,7 @@ class DeferredSink(Generic[Record]):
         open_sink: Callable[[], Sink[Record]],
         is_service_known: Callable[[], bool] | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clocks.monotonic,
     ) -> None:
         self._open_sink = open_sink
         self._clock, self._made_s = clock, clock()

@@ -33,6 +33,7 @@ from splunk_profiler.export.sink_context import Resource, SinkContext
 from splunk_profiler.formats import pprof
 from splunk_profiler.model import DataType
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, InstrumentationSource, Profile
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.private_files import make_directory, open_private
 from splunk_profiler.system.threads import OwnedLock, yield_gil
@@ -171,7 +172,7 @@ class DirectorySink:
         Returns 0, with no profile removed, if another thread ends the scan. On a `full` disk,
         `needed_bytes`, the size of the profile to be written, are removed even below the limits.
         """
-        start_s = time.monotonic()
+        start_s = clocks.monotonic()
         name_pattern = re.escape(service) + _FILE_NAME_END
         profile_name, temporary_name = re.compile(name_pattern), re.compile(rf"\.{name_pattern}\.tmp")
         latest = _format_time(time.time_ns() + _MAX_CLOCK_SKEW_NS)
@@ -179,7 +180,7 @@ class DirectorySink:
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 # An ending process scans too: it may write one only.
-                if self._is_interrupted or self._is_closed or time.monotonic() - start_s > self._max_scan_s:
+                if self._is_interrupted or self._is_closed or clocks.monotonic() - start_s > self._max_scan_s:
                     return 0
                 with suppress(OSError):  # another process removed the file, or owns it
                     if match := profile_name.fullmatch(entry.name):

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import _thread
 import sys
-import time
 from collections.abc import Callable
 
 from splunk_profiler.export.deferred_sink import DeferredSink
 from splunk_profiler.samples import Record, Sink
-from splunk_profiler.system import import_locks
+from splunk_profiler.system import clocks, import_locks
 from splunk_profiler.system.guard import is_interrupt, logger
 from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.system.threads import (
@@ -54,7 +53,7 @@ class LazySink(DeferredSink[Record]):
         *,
         load: Callable[[], object] | None = None,
         detect: Callable[[], object] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clocks.monotonic,
     ) -> None:
         super().__init__(open_sink, is_service_known, clock=clock)
         self._load, self._detect = load, detect
@@ -85,9 +84,9 @@ class LazySink(DeferredSink[Record]):
 
     def _wait_to_open(self) -> None:
         """Wait until no thread imports, at most 4 seconds."""
-        last_import_s = start_s = time.monotonic()
+        last_import_s = start_s = clocks.monotonic()
         while not self._is_shutting_down():
-            now = time.monotonic()
+            now = clocks.monotonic()
             if import_locks.is_importing() or is_patch_pending():
                 last_import_s = now
             if now - last_import_s >= _IMPORT_QUIET_S or now - start_s >= _MAX_IMPORT_WAIT_S:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -29,6 +28,7 @@ from splunk_profiler.exporter_process.transport import (
     prove_host,
     socket_name,
 )
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import OwnedLock, real
 
@@ -53,7 +53,7 @@ def _wait(socket: OwnedSocket, deadline_s: float, *, is_writing: bool) -> None:
     """Wait until the socket can be written or read, has an error, or the deadline passes."""
     poll = real("select", "poll")()
     poll.register(socket.descriptor, select.POLLOUT if is_writing else select.POLLIN)
-    poll.poll(max(deadline_s - time.monotonic(), 0) * 1000)
+    poll.poll(max(deadline_s - clocks.monotonic(), 0) * 1000)
 
 
 class ExporterConnection:
@@ -65,7 +65,7 @@ class ExporterConnection:
     """
 
     def __init__(
-        self, launch: Callable[[OwnedSocket, str], None], token: str, clock: Callable[[], float] = time.monotonic
+        self, launch: Callable[[OwnedSocket, str], None], token: str, clock: Callable[[], float] = clocks.monotonic
     ) -> None:
         """`launch(listener, token)` starts an exporter that accepts connections there; else it raises `OSError`.
 
@@ -146,7 +146,7 @@ class ExporterConnection:
 
     def close(self, timeout_s: float) -> bool:
         """End the connection for good; return True if the exporter confirms in time that it has sent everything on."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         self.reset_after_fork()
         if not self._lock.acquire(timeout_s):
             return False
@@ -326,10 +326,12 @@ class ExporterConnection:
         self._note_failure(f"the process that has the exporter's name {reason}")
 
     def _finish(self, deadline_s: float) -> bool:
-        while self._unsent and not self._open() and self.failure == _STARTS_ELSEWHERE and time.monotonic() < deadline_s:
+        while (
+            self._unsent and not self._open() and self.failure == _STARTS_ELSEWHERE and clocks.monotonic() < deadline_s
+        ):
             real("time", "sleep")(_RETRY_S)
         is_writing = True
-        while self._socket is not None and time.monotonic() < deadline_s:
+        while self._socket is not None and clocks.monotonic() < deadline_s:
             if is_writing and self._flush() and not self._unsent:
                 self._socket.shutdown()
                 is_writing = False

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from math import inf
@@ -24,6 +23,7 @@ from splunk_profiler.exporter_process.transport import (
     frame,
 )
 from splunk_profiler.exporter_process.unproven_connection import UnprovenConnection
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard
 
 _READ_BYTES = 64 * 1024
@@ -84,7 +84,7 @@ class _Connection:
 
     @property
     def is_over(self) -> bool:
-        return self.is_ending and (self._session.is_done or time.monotonic() >= self._deadline_s)
+        return self.is_ending and (self._session.is_done or clocks.monotonic() >= self._deadline_s)
 
     def read(self) -> None:
         """Feed the session with what has come; begin its end at the end of the stream."""
@@ -105,7 +105,7 @@ class _Connection:
 
     def end(self) -> None:
         if not self.is_ending:
-            self._deadline_s = time.monotonic() + self._session.end_timeout_s
+            self._deadline_s = clocks.monotonic() + self._session.end_timeout_s
             self.call(self._session.close)
 
     def finish(self) -> None:
@@ -160,20 +160,20 @@ class Server:
         self._connections: list[_Connection] = []
         self._unproven: list[UnprovenConnection] = []  # oldest first
         self._had_connection = False
-        self._alone_since_s = time.monotonic()
+        self._alone_since_s = clocks.monotonic()
 
     def run(self) -> None:
         """Serve until the last connection is gone, or for 10 seconds without one."""
-        next_tick_s = time.monotonic()
+        next_tick_s = clocks.monotonic()
         try:
             while self._is_needed():
                 is_ending = any(connection.is_ending for connection in self._connections)
                 for key, _ in self._selector.select(_POLL_S if is_ending else _TICK_S):
                     self._poll_unproven()
                     key.data()
-                is_due = time.monotonic() >= next_tick_s
+                is_due = clocks.monotonic() >= next_tick_s
                 if is_due:
-                    next_tick_s = time.monotonic() + _TICK_S
+                    next_tick_s = clocks.monotonic() + _TICK_S
                 if is_due or is_ending:
                     self._tick([one for one in self._connections if is_due or one.is_ending])
         finally:
@@ -183,7 +183,7 @@ class Server:
         if self._connections:
             return True
         may_come = bool(self._unproven) or not self._had_connection
-        return may_come and time.monotonic() < self._alone_since_s + _MAX_ALONE_S
+        return may_come and clocks.monotonic() < self._alone_since_s + _MAX_ALONE_S
 
     def _poll_unproven(self) -> None:
         for key, _ in self._unproven_selector.select(0):
@@ -272,4 +272,4 @@ class Server:
                     self._accept()  # one may have come since: it is not the last then
                 connection.finish()
                 self._connections.remove(connection)
-                self._alone_since_s = time.monotonic()
+                self._alone_since_s = clocks.monotonic()

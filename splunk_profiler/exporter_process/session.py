@@ -30,6 +30,7 @@ from splunk_profiler.raw import Periods
 from splunk_profiler.stream.captured import CapturedSnapshot, ProcessStarted, ResourceChanged
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import EndRecord, LostRecord
+from splunk_profiler.system import clocks
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import WakeEvent, Worker, real_get_ident, real_lock
@@ -65,7 +66,7 @@ class StreamSession:
         self._is_open = WakeEvent()
         self.is_closing = self.is_done = self.has_failed = False
         self._end_timeout_s = _END_TIMEOUT_S
-        self._began_ns = time.monotonic_ns()
+        self._began_ns = clocks.monotonic_ns()
         self._lost_snapshots = 0  # on the way here
         self._period_ns = 0  # of the last capture of all threads
         self._loop_blockers = LoopBlockers()
@@ -355,7 +356,7 @@ def make_session(pid: int) -> StreamSession:
 
 
 def _age_s(instant_ns: int) -> float:
-    return round((time.monotonic_ns() - instant_ns) / 1e9, 3)
+    return round((clocks.monotonic_ns() - instant_ns) / 1e9, 3)
 
 
 def _encode(message: dict[str, object]) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from typing import IO, Any, NamedTuple
 
 from splunk_profiler.config.parsers import ProfilerError
@@ -23,6 +22,7 @@ from splunk_profiler.exporter_process.transport import (
     prove_exporter,
 )
 from splunk_profiler.model import RecordCounters
+from splunk_profiler.system import clocks
 
 _MAX_TEXT = 1000
 _OPTIONAL = ("delivered_age_s", "failed_age_s")
@@ -113,7 +113,7 @@ def ask(token: str, name: bytes, inode: int, timeout_s: float = _TIMEOUT_S) -> H
     """
     from splunk_profiler.export.deadline_stream import DeadlineStream  # noqa: PLC0415  # with OpenSSL: not for exporters
 
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = clocks.monotonic() + timeout_s
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout_s)

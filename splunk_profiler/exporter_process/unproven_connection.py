@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from _operator import _compare_digest as compare_digest  # as `hmac` has it, which loads OpenSSL
 from contextlib import suppress
 
@@ -21,6 +20,7 @@ from splunk_profiler.exporter_process.transport import (
     prove_host,
     read_peer,
 )
+from splunk_profiler.system import clocks
 
 # A host sends it with its next data, and waits as long for an answer the second time: beside many busy processes both
 # ends may have no processor for seconds.
@@ -44,7 +44,7 @@ class UnprovenConnection:
         self._wanted_bytes = CHALLENGE_BYTES + PROOF_BYTES
         self._token = token
         self._received = b""
-        self._due_s = time.monotonic() + MAX_PROOF_S
+        self._due_s = clocks.monotonic() + MAX_PROOF_S
 
     @property
     def is_user_allowed(self) -> bool:
@@ -54,7 +54,7 @@ class UnprovenConnection:
     @property
     def is_late(self) -> bool:
         """True if it has not given the proof in time."""
-        return time.monotonic() >= self._due_s
+        return clocks.monotonic() >= self._due_s
 
     def read(self) -> bool:
         """Read up to the end of the proof or question, and answer the challenge; return False if it has to end."""

@@ -10,7 +10,6 @@ Specification: Elastic universal profiling integration, "Messaging Socket" and "
 from __future__ import annotations
 
 import _thread
-import time
 from collections.abc import Callable, Mapping
 from errno import EBADF
 from functools import partial
@@ -21,6 +20,7 @@ from splunk_profiler.host_profilers.pending_spans import PendingSpans
 from splunk_profiler.host_profilers.span_deferral import SpanDeferral
 from splunk_profiler.host_profilers.span_forwarder import SpanForwarder
 from splunk_profiler.otel.span_processors import WeakIdentitySet
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import WakeEvent, Worker
 
@@ -67,7 +67,7 @@ class Correlator:
         at_once: bool,
         buffer_size: int,
         make_reader: Callable[[int], Any],
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_ns: Callable[[], int] = clocks.monotonic_ns,
     ) -> None:
         self._at_once = at_once
         self._make_reader = make_reader

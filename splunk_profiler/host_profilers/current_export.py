@@ -6,11 +6,11 @@ That thread runs the application's code, which may hold locks, take long, hang o
 from __future__ import annotations
 
 import _thread
-import time
 from math import inf
 from typing import Any
 
 from splunk_profiler.host_profilers.wrapped_exporters import WrappedProcessor
+from splunk_profiler.system import clocks
 from splunk_profiler.system.threads import OwnedLock, wait_until
 
 
@@ -33,7 +33,7 @@ class CurrentExport:
     def export(self, wrapped: WrappedProcessor, span: Any) -> None:
         """Give `span` to its exporter, on the correlator thread; `ForwardingError` if it raised what ends a thread."""
         # Between two calls the lock is free for microseconds, which a fork that looks now and then would never see.
-        wait_until(lambda: time.monotonic() >= self._fork_deadline_s, inf)
+        wait_until(lambda: clocks.monotonic() >= self._fork_deadline_s, inf)
         with self._lock:
             self._thread_ident = _thread.get_ident()
             self.processor = wrapped
@@ -69,7 +69,7 @@ class CurrentExport:
         """
         if self.is_this_thread_exporting or (self.processor is not None and self._count == self._fork_timeout_count):
             return
-        self._fork_deadline_s = time.monotonic() + timeout_s
+        self._fork_deadline_s = clocks.monotonic() + timeout_s
         if not self._lock.acquire(timeout_s):
             self._fork_timeout_count = self._count
 

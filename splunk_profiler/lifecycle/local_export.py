@@ -5,7 +5,6 @@ Replaced as a whole in a forked child, which never repairs, joins or closes the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from splunk_profiler.lifecycle.sink_opener import SinkOpener
 from splunk_profiler.model import RecordCounters
 from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.pipeline.delivery_log import WarningLimit
+from splunk_profiler.system import clocks
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.descriptors import were_closed
 from splunk_profiler.system.guard import Guard
@@ -86,7 +86,7 @@ class LocalExport(StreamOutput):
 
     def stop(self, timeout_s: float) -> None:
         """Send what is gathered and end the exporting thread, within about `timeout_s` seconds."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         self._is_stopping = True
         if self._feeding.acquire(timeout_s / 2):  # beside busy threads the sampler thread may be feeding for long
             try:
@@ -94,7 +94,7 @@ class LocalExport(StreamOutput):
                     self._pipeline.close()
             finally:
                 self._feeding.release()
-        self.batch_exporter.stop(max(deadline_s - time.monotonic(), 0) * 0.8)
+        self.batch_exporter.stop(max(deadline_s - clocks.monotonic(), 0) * 0.8)
         self._thread.join(_JOIN_S)
 
     def fork_participants(self) -> list[Any]:

@@ -11,7 +11,6 @@ import atexit
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -23,6 +22,7 @@ from splunk_profiler.config import Config, Resolved, from_config, from_env
 from splunk_profiler.lifecycle.log_lines import LINE_HANDLER
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
+from splunk_profiler.system import clocks
 from splunk_profiler.system.call_queue import CallQueue
 from splunk_profiler.system.guard import Guard, OnceLog, logger
 from splunk_profiler.system.short_turns import ShortTurns
@@ -79,7 +79,7 @@ class ProcessProfiler:
     def stop(self, timeout_s: float) -> None:
         """Stop the profiler; `splunk_profiler.stop` is the public form."""
         timeout_s = min(max(0.0, timeout_s), _MAX_STOP_S)  # `max` in this order makes 0 of nan
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         self._run_call(lambda: self._stop(deadline_s), timeout_s)
 
     def _run_call(self, function: Callable[[], None], timeout_s: float) -> None:
@@ -110,7 +110,7 @@ class ProcessProfiler:
             if self._profiler is not None and self._pid == os.getpid():
                 self._unfinished, self._profiler = self._profiler, None
             try:
-                self._stop_unfinished(deadline_s - time.monotonic())
+                self._stop_unfinished(deadline_s - clocks.monotonic())
             except BaseException:
                 self._stop_unfinished(0)  # a signal handler has raised
                 raise
@@ -217,7 +217,7 @@ class ProcessProfiler:
             WakeEvent().wait(_EXIT_TIMEOUT_S)  # SIGTERM ends the process here, with its exit status
 
     def _stop_and_exit(self, end_process: Callable[[], None]) -> None:
-        deadline_s = time.monotonic() + _SIGTERM_TIMEOUT_S
+        deadline_s = clocks.monotonic() + _SIGTERM_TIMEOUT_S
 
         def stop_and_exit() -> None:
             self._stop(deadline_s)

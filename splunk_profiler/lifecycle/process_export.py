@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from splunk_profiler.export.stream_output import StreamOutput
 from splunk_profiler.exporter_process.launch import Interpreter, Launcher, absolute_path
 from splunk_profiler.exporter_process.tree import tree_token
 from splunk_profiler.model import RecordCounters
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class ProcessExport(StreamOutput):
 
     has_own_process = True
 
-    def __init__(self, connection: ExporterConnection, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connection: ExporterConnection, clock: Callable[[], float] = clocks.monotonic) -> None:
         self._connection = connection
         self._clock = clock
         self._generation = self._connection.generation

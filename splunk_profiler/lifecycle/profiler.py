@@ -5,11 +5,11 @@ The only module that knows both. It gives sampling the calls of publishing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import is_interrupt, logger
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Profiler:
         Takes up to 5 seconds longer while exporters of the application take the waiting spans
         (`SpanForwarder.drain_spans`).
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         self._set_fork_callback(None)
         publishing, sampling = self._publishing, self._sampling
         with ExitStack() as steps:  # the last one first
@@ -106,7 +106,7 @@ class Profiler:
                 steps.callback(publishing.remove_patch)  # sampling may have patched the same methods later
             if sampling is not None:
                 min_s = timeout_s * (1 - _PUBLISHING_STOP_SHARE)
-                steps.callback(lambda: sampling.stop(max(deadline_s - time.monotonic(), min_s)))
+                steps.callback(lambda: sampling.stop(max(deadline_s - clocks.monotonic(), min_s)))
             if publishing is not None:
                 publishing.stop(timeout_s * _PUBLISHING_STOP_SHARE)
 
@@ -115,11 +115,11 @@ class Profiler:
 
         Waits for our imports as long as they progress, and about `timeout_s` seconds for the rest.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         for participant in self._fork_participants():
-            participant.hold_for_fork(max(deadline_s - time.monotonic(), 0.0))
+            participant.hold_for_fork(max(deadline_s - clocks.monotonic(), 0.0))
             if participant.waits_for_imports:
-                deadline_s = time.monotonic() + timeout_s  # the wait for imports does not count
+                deadline_s = clocks.monotonic() + timeout_s  # the wait for imports does not count
 
     def release_after_fork(self) -> None:
         """Go on in the parent, in the reverse order of `hold_for_fork`."""

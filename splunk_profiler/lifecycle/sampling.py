@@ -7,7 +7,6 @@ joins or closes the parts of its parent.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -33,6 +32,7 @@ from splunk_profiler.otel.local_roots import LocalRootTracker
 from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.otel.trace_selector import TraceSelector
 from splunk_profiler.raw import Periods, RawSnapshot, TraceFilter
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.short_turns import ShortTurns
 from splunk_profiler.user_labels import sample_labels
@@ -126,7 +126,7 @@ class Sampling:
         self._start_stream()
         if config.enabled:
             self._ticker.capture()  # the baseline of each thread's CPU time
-            self._sends_from_s = time.monotonic() + _FIRST_SEND_S
+            self._sends_from_s = clocks.monotonic() + _FIRST_SEND_S
         self._sampler.start()
         self._events.start()
         self.output.start()
@@ -135,7 +135,7 @@ class Sampling:
 
     def stop(self, timeout_s: float) -> None:
         """Stop the threads and send what is gathered, within about `timeout_s` seconds. May be called again."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         self._events.stop()
         has_ended = self._sampler.stop(timeout_s * 0.25)  # beside busy threads, its worker waits for the GIL
         with Guard("ending the sampling").catching():
@@ -148,7 +148,7 @@ class Sampling:
             self._trace_selector.end()
             self._trace_selector.detach()
         is_empty = self.output.has_own_process and not self._recorder.has_samples  # it may be loading for nothing
-        self.output.stop(0.0 if is_empty else max(deadline_s - time.monotonic(), 0.0))
+        self.output.stop(0.0 if is_empty else max(deadline_s - clocks.monotonic(), 0.0))
         if not self.is_native:
             self._context_tracker.remove()
             LABEL_PUBLISHER.listener = None
@@ -272,12 +272,12 @@ class Sampling:
         self._send_taken()
 
     def _send_end(self, deadline_s: float) -> bool:
-        self._recorder.record_end(deadline_s - time.monotonic())
+        self._recorder.record_end(deadline_s - clocks.monotonic())
         return self._send_taken(is_ending=True)
 
     def _send_taken(self, *, is_ending: bool = False) -> bool:
         """Return False if the stream has begun anew, without what was taken."""
-        is_due = not is_ending and time.monotonic() >= self._sends_from_s
+        is_due = not is_ending and clocks.monotonic() >= self._sends_from_s
         self._has_sent = self._has_sent or is_due or self._recorder.has_samples
         if not self._has_sent:  # a command that ends at once starts no exporter
             return True
@@ -312,7 +312,7 @@ class Sampling:
         self._recorder.record_start(self.output.settings(self._resolved))
 
     def _record_auxiliary(self) -> None:
-        now_s = time.monotonic()
+        now_s = clocks.monotonic()
         if now_s >= self._next_audit_s:
             self._next_audit_s = now_s + _AUDIT_S
             self._publishing.audit()

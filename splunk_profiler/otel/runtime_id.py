@@ -13,11 +13,11 @@ OpenTelemetry's semantic conventions (``service.instance.id``).
 from __future__ import annotations
 
 import os
-import time
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from splunk_profiler.otel.span_processors import SpanStartInstaller
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import OwnedLock
 
@@ -57,7 +57,7 @@ class ResourceTagger:
         self._on_spans = on_spans
         former_id = "" if parent is None else parent._instance_id()
         self._unsettled_ids = {"", runtime_id.value, *runtime_id.former_values, former_id}
-        self._settled_s = 0.0 if parent is None else time.monotonic() + _FORK_HOOK_TIMEOUT_S
+        self._settled_s = 0.0 if parent is None else clocks.monotonic() + _FORK_HOOK_TIMEOUT_S
         self._guard = Guard("adding the runtime id to spans")
         self._cached: tuple[Any, tuple[str, ...], Any] | None = None
         self._lock = OwnedLock()  # guards the following
@@ -89,7 +89,7 @@ class ResourceTagger:
         The SDK's hook runs after ours if the provider was made after the profiler's start. Records that are sent
         before would make one process two instances.
         """
-        if time.monotonic() >= self._settled_s or not hasattr(provider, "_handle_fork"):
+        if clocks.monotonic() >= self._settled_s or not hasattr(provider, "_handle_fork"):
             return True
         return provider.resource.attributes.get(INSTANCE_ID, "") not in self._unsettled_ids
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from splunk_profiler.otel.span_processors import SpanListener, is_local_root
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import real_get_ident
 
@@ -55,7 +56,7 @@ class TraceChange(NamedTuple):
 class TraceSelector(SpanListener):
     """The traces that are profiled now, a share of `probability` of all."""
 
-    def __init__(self, probability: float, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, probability: float, monotonic_ns: Callable[[], int] = clocks.monotonic_ns) -> None:
         super().__init__()
         self._max_selected_id = int(probability * _TRACE_ID_MASK) if probability > 0 else -1
         self._monotonic_ns = monotonic_ns

@@ -6,7 +6,6 @@ The thread that feeds the pipeline calls `Aggregator.take`. The thread that stop
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
@@ -26,6 +25,7 @@ from splunk_profiler.samples import (
     UnattributedReason,
     UnattributedTime,
 )
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.threads import OwnedLock, yield_gil
 
@@ -57,7 +57,7 @@ class Aggregator:
         interval_ns: int,
         endpoint_of: Callable[[int], str] | None = None,
         bounds: Bounds | None = None,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_ns: Callable[[], int] = clocks.monotonic_ns,
         source: InstrumentationSource = InstrumentationSource.CONTINUOUS,
         take_idle_repeats: Callable[[], Iterable[IdleRepeat]] | None = None,
         take_in_use: Callable[[], InUse] | None = None,

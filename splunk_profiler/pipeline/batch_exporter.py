@@ -8,7 +8,6 @@ but neither OpenTelemetry nor a format.
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from splunk_profiler.model import RecordCounters
 from splunk_profiler.pipeline.delivery_log import DeliveryLog, LastResults, WarningLimit
 from splunk_profiler.pipeline.record_memory import RecordMemory, SizedMemory
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile, Record, Sink
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard, is_interrupt
 from splunk_profiler.system.threads import OwnedLock, WakeEvent
 
@@ -69,7 +69,7 @@ class BatchExporter(Generic[Record]):
         memory: RecordMemory[Record] | None = None,
         limits: QueueLimits | None = None,
         warning_limit: WarningLimit | None = None,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_ns: Callable[[], int] = clocks.monotonic_ns,
         jitter: Callable[[], float] = random.random,
         wake: WakeEvent | None = None,
     ) -> None:
@@ -334,8 +334,8 @@ class BatchExporter(Generic[Record]):
         self._counters = counters._replace(**{name: getattr(counters, name) + value for name, value in more.items()})
 
     def _wait_for_exit(self, timeout_s: float) -> None:
-        until = time.monotonic() + timeout_s
-        while self._is_running and (left_s := until - time.monotonic()) > 0:
+        until = clocks.monotonic() + timeout_s
+        while self._is_running and (left_s := until - clocks.monotonic()) > 0:
             self._ended.wait(left_s)
 
 

@@ -1,17 +1,17 @@
 """A queue of calls that run one at a time, also those from signal handlers and finalisers while another runs.
 
 Calls run on the threads that ask for them, or on one of ours. Every wait is bounded. An exception that a signal
-handler raises at any instruction leaves the queue usable. Imports `threads` only.
+handler raises at any instruction leaves the queue usable.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
+from splunk_profiler.system import clocks
 from splunk_profiler.system.threads import WakeEvent, Worker, real_get_ident
 
 _POLL_INTERVAL_S = 0.05
@@ -56,7 +56,7 @@ class CallQueue:
             timeout_s: seconds to wait for calls of other threads. After that, they run this one too.
         """
         call = _Call(function)
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = clocks.monotonic() + timeout_s
         self._waiting.append(call)
         while True:
             try:
@@ -65,7 +65,7 @@ class CallQueue:
                 self._run_waiting(call)  # calls of a signal handler that raised after it
                 raise
             running = self._current.get("call")
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - clocks.monotonic()
             if call.is_over or left_s <= 0 or (running is not None and running.ident == call.ident):
                 return
             call.ended.wait(min(left_s, _POLL_INTERVAL_S))

@@ -1,7 +1,7 @@
 """Real operating-system threads, also in a process whose `threading` gevent or eventlet has replaced.
 
 There, `threading.Thread` makes a greenlet in the application's thread, which our waiting would block. Owns the one way
-in which this package starts threads and waits for them. Imports nothing of ours but the guard.
+in which this package starts threads and waits for them. Imports no other package of ours.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import is_interrupt
 
 NAME_PREFIX = "splunk-profiler-"
@@ -53,9 +54,9 @@ class WakeEvent:
 
 def wait_until(is_true: Callable[[], bool], timeout_s: float) -> bool:
     """Look every other millisecond, for up to `timeout_s` seconds, until `is_true()`; return False if it never was."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = clocks.monotonic() + timeout_s
     while not is_true():
-        if time.monotonic() >= deadline_s:
+        if clocks.monotonic() >= deadline_s:
             return False
         WakeEvent().wait(_POLL_INTERVAL_S)
     return True
@@ -232,7 +233,7 @@ class ThreadProgress:
 
     def is_stalled(self) -> bool:
         """Return True after 5 seconds without progress, or a minute of waiting for a disk, perhaps a remote one."""
-        now = time.monotonic()
+        now = clocks.monotonic()
         fields = read_proc_file(f"/proc/self/task/{self._native_id}/stat").rpartition(")")[2].split()
         progress = (cpu_ns_or_zero(self._native_id), fields[0] if fields else _ASLEEP)
         if progress != self._last_progress or progress[1] not in _STALL_TIMEOUTS_S:
@@ -313,9 +314,7 @@ class GilOffer:
     offer that took long, none is made for ten times as long: else the work would get no further beside busy threads.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] | None = None
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = clocks.monotonic, sleep: Callable[[float], None] | None = None):
         self._clock, self._sleep = clock, sleep
         self._next_s = 0.0
 

@@ -6,6 +6,7 @@ work (``last {…}`` says in which span) and goes each WAY. Where none of them e
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 import sys
@@ -111,6 +112,19 @@ def subinterpreters() -> None:
     say("destroyed", _INTERPRETERS)
 
 
+class _LateStart:
+    """Starts and stops the profiler when modules can no longer be imported."""
+
+    def __del__(self) -> None:
+        splunk_profiler.stop()
+        assert not splunk_profiler.start()
+
+
+def late_finaliser() -> None:
+    """A finaliser that runs when nearly all of the interpreter has ended."""
+    vars(builtins)["kept"] = _LateStart()
+
+
 def thread_outlives_main() -> None:
     """The main thread returns while others still work."""
     left = [_ROUNDS] * 2
@@ -136,7 +150,8 @@ def uncaught() -> None:
 _WAYS = {
     function.__name__: function
     for function in (
-        handlers_that_raise, alarms, subinterpreters, thread_outlives_main, os_exit, exit_code, uncaught,
+        handlers_that_raise, alarms, subinterpreters, late_finaliser, thread_outlives_main, os_exit, exit_code,
+        uncaught,
     )
 }  # fmt: skip
 

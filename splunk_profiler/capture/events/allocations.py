@@ -6,7 +6,6 @@ its records to events.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from splunk_profiler.config import Config
 from splunk_profiler.model import DataType, Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent, RecordedEvent
 from splunk_profiler.stream.records import FreedBlocksRecord
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import OnceLog
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class AllocationEventSource(EventSource):
         sample_bytes: int,
         *,
         tracks_live: bool,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_ns: Callable[[], int] = clocks.monotonic_ns,
     ) -> None:
         self._ticker = ticker
         self._distance = SampleDistance(sample_bytes, monotonic_ns())

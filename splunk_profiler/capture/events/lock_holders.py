@@ -19,6 +19,7 @@ from splunk_profiler.capture.lock_calls import lock_call
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import logger
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class LockHolderSource(PacedSource):
         self,
         ticker: _walker.Ticker[Any, Any],
         kinds: LockKinds,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_ns: Callable[[], int] = clocks.monotonic_ns,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         super().__init__(0, monotonic_ns, cpu_ns)

@@ -19,6 +19,7 @@ from splunk_profiler.capture.events.source import PacedSource
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
 from splunk_profiler.raw import RawEvent
+from splunk_profiler.system import clocks
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker
@@ -41,7 +42,7 @@ class TaskEventSource(PacedSource):
         ticker: _walker.Ticker[Any, Any],
         max_tasks: int,
         period_ns: int,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_ns: Callable[[], int] = clocks.monotonic_ns,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         super().__init__(max(period_ns, _MIN_PERIOD_NS), monotonic_ns, cpu_ns)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.client import HTTP_PORT, HTTPConnection, HTTPException
@@ -21,6 +20,7 @@ from splunk_profiler.export.datadog.multipart import LIBRARY_NAME, Form, Profile
 from splunk_profiler.export.deadline_stream import DeadlineStream, TlsStream, client_context, remaining_s
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile
+from splunk_profiler.system import clocks
 from splunk_profiler.system.threads import OwnedLock, real
 from splunk_profiler.version import __version__
 
@@ -65,7 +65,7 @@ class DatadogSink:
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
         """Limit exports to the next `timeout_s` seconds."""
-        self._shutdown_deadline_s = time.monotonic() + timeout_s
+        self._shutdown_deadline_s = clocks.monotonic() + timeout_s
 
     def interrupt(self) -> None:
         """End an export in flight."""
@@ -86,9 +86,9 @@ class DatadogSink:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self, form: Form) -> ExportResult:
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = clocks.monotonic() + self._timeout_s
         if self._shutdown_deadline_s is not None:
-            deadline_s = min(deadline_s, max(self._shutdown_deadline_s, time.monotonic() + _MIN_TIMEOUT_S))
+            deadline_s = min(deadline_s, max(self._shutdown_deadline_s, clocks.monotonic() + _MIN_TIMEOUT_S))
         try:
             return self._exchange(form, deadline_s)
         except (OSError, HTTPException, ValueError) as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -22,6 +21,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from splunk_profiler.config.otlp_transport import Transport
 from splunk_profiler.config.parsers import Endpoint, quote_redacted, redact
+from splunk_profiler.system import clocks
 from splunk_profiler.system.descriptors import HIGH_NUMBER, open_witness, were_closed
 from splunk_profiler.system.guard import logger
 
@@ -142,7 +142,7 @@ class ConnectionSelector:
         open_witness("before gRPC's")
         if were_closed():  # gRPC does not notice: it writes 25 MB of messages a second, and records into others' files
             raise GrpcUnusableError(DESCRIPTORS_CLOSED)
-        if self._avoid_shared_until_ns is not None and time.monotonic_ns() >= self._avoid_shared_until_ns:
+        if self._avoid_shared_until_ns is not None and clocks.monotonic_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
         channel = None
         if self._can_share and may_share:
@@ -165,7 +165,7 @@ class ConnectionSelector:
     def record_failure(self, connection: Connection, *, timed_out: bool) -> None:
         """Avoid a shared connection for 60 s; close our own after two timeouts in a row."""
         if connection.is_shared:
-            self._avoid_shared_until_ns = time.monotonic_ns() + _AVOID_SHARED_NS
+            self._avoid_shared_until_ns = clocks.monotonic_ns() + _AVOID_SHARED_NS
             return
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
         if self._consecutive_timeouts > 1:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-import time
 from enum import Enum
 
 import grpc
@@ -18,6 +17,7 @@ from splunk_profiler.config.otlp_transport import LOGS_HEADERS_SETTING, Transpor
 from splunk_profiler.config.parsers import Endpoint
 from splunk_profiler.export.deadline_stream import DeadlineStream
 from splunk_profiler.samples import ExportResult, ExportStatus
+from splunk_profiler.system import clocks
 
 _CODE = grpc.StatusCode
 _RETRIED_CODES = {
@@ -65,7 +65,7 @@ def probe(endpoint: Endpoint) -> ServerProtocol:
     """Detect the protocol of the server at `endpoint`, first without TLS. Never raises."""
     try:
         with _connect(endpoint) as connection:
-            stream = DeadlineStream(connection, time.monotonic() + _PROBE_TIMEOUT_S)
+            stream = DeadlineStream(connection, clocks.monotonic() + _PROBE_TIMEOUT_S)
             stream.sendall(_HTTP2_PREFACE)
             head = stream.makefile("rb").read(9)
     except OSError:
@@ -141,6 +141,8 @@ def _explain(
             return found
         if endpoint.is_secure and (found := _explain_certificate(details, url, transport)):
             return found
+        if protocol is (ServerProtocol.TLS if endpoint.is_secure else ServerProtocol.HTTP2):
+            return f"{url} answers, but takes no records now ({details})"
         return f"no collector can be reached at {url} ({details}); start one there or set {setting}"
     hints = {
         _CODE.DEADLINE_EXCEEDED: f"no answer within {transport.timeout_s:g} s (OTEL_EXPORTER_OTLP_TIMEOUT)",

@@ -9,7 +9,6 @@ Specification: Splunk profiling conventions, "Call Stack Ingest".
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
@@ -26,6 +25,7 @@ from splunk_profiler.export.otlp.sample_records import SampleEncoder
 from splunk_profiler.export.sink_context import SinkContext
 from splunk_profiler.formats.text import BodyFormatter
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Record
+from splunk_profiler.system import clocks
 from splunk_profiler.system.descriptors import were_closed
 from splunk_profiler.system.printable import shortened
 from splunk_profiler.system.threads import OwnedLock
@@ -85,7 +85,7 @@ class OtlpSink(Generic[Record]):
 
     def set_shutdown_deadline(self, timeout_s: float) -> None:
         """Limit exports to the next `timeout_s` seconds, on a connection that starts no thread."""
-        self._shutdown_deadline_s = time.monotonic() + timeout_s
+        self._shutdown_deadline_s = clocks.monotonic() + timeout_s
 
     def interrupt(self) -> None:
         """End an export in flight."""
@@ -166,7 +166,7 @@ class OtlpSink(Generic[Record]):
             "compression": self._compression,  # the default of a shared connection is its owner's
         }
         if self._shutdown_deadline_s is not None:
-            remaining_s = max(self._shutdown_deadline_s - time.monotonic(), _MIN_TIMEOUT_S)
+            remaining_s = max(self._shutdown_deadline_s - clocks.monotonic(), _MIN_TIMEOUT_S)
             options["timeout"] = min(remaining_s, options["timeout"])
         # gRPC instrumentation must not trace our exports.
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))

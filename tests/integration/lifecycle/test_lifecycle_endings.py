@@ -17,6 +17,7 @@ _WAYS = [
     ("exit_code", 3),
     ("uncaught", 1),
     ("handlers_that_raise alarms thread_outlives_main", 0),
+    ("late_finaliser", 0),
     pytest.param(
         "subinterpreters",
         0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import subprocess
@@ -103,6 +104,7 @@ def test_the_namespace_is_the_module_and_the_class_path(frame: Frame, namespace:
 
 
 NESTED = """
+import ast
 import functools
 import subprocess
 def function():
@@ -225,6 +227,20 @@ def test_the_entry_of_a_module_has_a_line_or_none_but_never_line_0() -> None:
     lines = {Symbolizer().frame(code, offset, {"__name__": "m"}).line for offset in range(0, len(code.co_code), 2)}
     assert lines <= {None, 1}
     assert 1 in lines
+
+
+def test_code_that_was_compiled_with_negative_lines_has_none() -> None:
+    tree = ast.parse("def f():\n    return 1\n")
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno = node.end_lineno = -5
+            node.col_offset = node.end_col_offset = -1
+    names: dict[str, Any] = {}
+    exec(compile(tree, "negative", "exec"), names)  # noqa: S102  # made here
+    code = names["f"].__code__
+    for offset in range(-1, len(code.co_code), 2):
+        frame = Symbolizer().frame(code, offset, {"__name__": "m"})
+        assert (frame.line, frame.first_line) == (None, 0)
 
 
 def test_a_frame_that_has_not_begun_is_at_its_first_line() -> None:
