@@ -102,11 +102,12 @@ def run(command: tuple[str, ...], **settings: str | bool | None) -> None:
     if not env.get("SPLUNK_PROFILER_ENABLED", "").strip():
         env["SPLUNK_PROFILER_ENABLED"] = "true"
     resolved = from_env(env)  # its warnings are dropped: start() logs them in each process
-    if resolved.config.runs or env["SPLUNK_PROFILER_ENABLED"].strip().lower() != "false":
+    may_run = resolved.config.runs or env["SPLUNK_PROFILER_ENABLED"].strip().lower() != "false"
+    if may_run:
         _prepare(env, resolved)
     path = find_program(command[0], env.get("PATH", os.defpath))
     flag = find_isolating_flag(path, command[1:])
-    if flag:
+    if flag and may_run and not resolved.sdk_disabled:
         print_line(
             f"splunk-profiler: Python's option {flag} keeps the profiler from being started from outside; "
             "leave it out, or call splunk_profiler.start() in the application",

@@ -6,6 +6,7 @@ open only for each write: applications close descriptors that they do not know, 
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -40,9 +41,11 @@ class StreamFile(StreamOutput):
         try:
             self._write(data)
         except OSError as error:
-            self._fail(f"the stream cannot be written to {self._directory}: {error.strerror or error}")
-            if isinstance(error, FileNotFoundError):  # it was removed: the next data begins another one
+            reason = error.strerror or str(error)
+            if isinstance(error, FileNotFoundError) and self.path is not None:
                 self.path, self._size = None, 0
+                reason += "; a new file is begun"
+            self._fail(f"the stream cannot be written to {self._directory}: {reason}")
             return False
         self._size += len(data)
         return True
@@ -65,12 +68,15 @@ class StreamFile(StreamOutput):
         rest = memoryview(data)
         descriptor = self._open()
         try:
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(descriptor, self._size)  # a reader must find whole records
-            raise
+            if os.fstat(descriptor).st_size < self._size:
+                raise FileNotFoundError(errno.ENOENT, "the beginning of the file was removed")
+            try:
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, self._size)  # a reader must find whole records
+                raise
         finally:
             os.close(descriptor)
 

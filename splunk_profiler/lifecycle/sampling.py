@@ -253,7 +253,7 @@ class Sampling:
         self._has_warned_of_limit = True
         log(
             "to sample every %d ms the profiler would use more than %s %% of a core (SPLUNK_PROFILER_MAX_OVERHEAD), or"
-            " more than its exporter process can take: it samples every %d ms, and more often again when that takes"
+            " more than its exporter can take: it samples every %d ms, and more often again when that takes"
             " less (logged once)",
             config.call_stack_interval_ms if periods.is_all_threads_base else config.snapshot_interval_ms,
             config.max_overhead,

@@ -203,6 +203,13 @@ def test_isolated_python_runs_unprofiled_with_a_warning(reporter: Path) -> None:
     assert "option -I keeps the profiler from being started" in ended.stderr
 
 
+@pytest.mark.parametrize("variable", ["SPLUNK_PROFILER_ENABLED=false", "OTEL_SDK_DISABLED=true"])
+def test_isolated_python_is_not_warned_of_where_nothing_is_started(variable: str) -> None:
+    name, _, value = variable.partition("=")
+    ended = launched("--", sys.executable, "-I", "-c", "print('ran')", env={name: value})
+    assert (ended.stdout, ended.stderr) == ("ran\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "flag"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -60,3 +61,18 @@ def test_stream_whose_file_was_removed_begins_anew_in_another_one(tmp_path: Path
     assert output.send(b"three")
     assert output.path not in (None, removed)
     assert [path.read_bytes() for path in (tmp_path / "streams").iterdir()] == [b"three"]
+
+
+def test_stream_whose_file_was_truncated_begins_anew_in_another_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = StreamFile(tmp_path)
+    assert output.send(b"one")
+    truncated = output.path
+    assert truncated is not None
+    os.truncate(truncated, 0)
+    assert not output.send(b"two")
+    assert output.send(b"three")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == {truncated: b"", output.path: b"three"}
+    (line,) = caplog.messages
+    assert "the beginning of the file was removed; a new file is begun" in line

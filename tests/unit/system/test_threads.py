@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from interrupted_lines import is_interrupted, is_interrupted_by_signal
@@ -45,6 +46,22 @@ def test_a_worker_whose_thread_cannot_be_made_is_waited_for_by_nobody(monkeypatc
     with pytest.raises(RuntimeError, match="can't start"):
         worker.start()
     assert worker.join(0)
+
+
+def test_a_worker_is_no_thread_of_the_application_under_a_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[object] = []
+
+    def start_traced(function: Callable[..., object], *arguments: Any) -> int:
+        traced.append(function)
+        return start(function, *arguments)
+
+    start = _thread.start_new_thread  # as pydevd, and so debugpy, replaces it
+    monkeypatch.setattr(_thread, "_original_start_new_thread", start, raising=False)
+    monkeypatch.setattr(_thread, "start_new_thread", start_traced)
+    worker = Worker("subject", lambda: None)
+    worker.start()
+    assert worker.join(60)
+    assert not traced
 
 
 def test_the_kernel_knows_a_worker_by_its_name() -> None:
