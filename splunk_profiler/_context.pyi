@@ -182,6 +182,15 @@ def replace_storage(storage: bytes, /) -> None:
 def clear_storage() -> None:
     """Hide the process storage from readers."""
 
+def keep_grpc_fork_handlers() -> bool:
+    """Have gRPC register its handlers of forks here, if it calls the C library for that by a slot; return True then.
+
+    Those that it has registered before stay with the C library.
+    """
+
+def drop_grpc_fork_handlers() -> None:
+    """Do not call the kept handlers any more, for good, in forked children as well."""
+
 def audit() -> tuple[int, int]:
     """Compare each thread's record with its context, and repair differences; return the numbers of both."""
 

@@ -77,6 +77,8 @@ static PyMethodDef module_methods[] = {
     {"load_elastic_library", libraries_load_elastic, METH_VARARGS},
     {"replace_storage", libraries_replace_storage, METH_O},
     {"clear_storage", libraries_clear_storage, METH_NOARGS},
+    {"keep_grpc_fork_handlers", grpc_forks_keep_handlers, METH_NOARGS},
+    {"drop_grpc_fork_handlers", grpc_forks_drop_handlers, METH_NOARGS},
     {"audit", audit, METH_NOARGS},
     {"counters", counters, METH_NOARGS},
     {"reset_after_fork", reset_after_fork, METH_NOARGS},

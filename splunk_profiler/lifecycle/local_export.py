@@ -12,13 +12,13 @@ from splunk_profiler.config import Resolved
 from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.export.stream_output import StreamOutput
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
+from splunk_profiler.lifecycle.grpc_forks import drop_handlers_if_closed
 from splunk_profiler.lifecycle.sink_opener import SinkOpener
 from splunk_profiler.model import RecordCounters
 from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.pipeline.delivery_log import WarningLimit
 from splunk_profiler.system import clocks
 from splunk_profiler.system.clocks import boottime_ns
-from splunk_profiler.system.descriptors import were_closed
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.threads import OwnedLock, Worker
 
@@ -80,7 +80,7 @@ class LocalExport(StreamOutput):
             with self._guard.catching():
                 self._pipeline.tick(boottime_ns())
         with self._guard.catching():
-            if were_closed():
+            if drop_handlers_if_closed():
                 self.sink.interrupt()
         return is_read
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from splunk_profiler.activation import FORK_GATE
 from splunk_profiler.config import Config, Resolved, from_config, from_env
+from splunk_profiler.lifecycle.grpc_forks import drop_handlers_if_closed
 from splunk_profiler.lifecycle.log_lines import LINE_HANDLER
 from splunk_profiler.lifecycle.profiler import Profiler
 from splunk_profiler.lifecycle.sigterm import SigtermHandler
@@ -243,6 +244,7 @@ class ProcessProfiler:
             if profiler is not None:
                 profiler.hold_for_fork(_FORK_TIMEOUT_S)
             prepare_fork(True)
+            drop_handlers_if_closed()
 
     def _after_fork_in_parent(self) -> None:
         profiler = self._held_by_forking_thread.pop(_thread.get_ident(), None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from splunk_profiler.config import Resolved
 from splunk_profiler.export import destinations
 from splunk_profiler.export.sink_context import SinkContext
+from splunk_profiler.lifecycle.grpc_forks import keep_handlers
 from splunk_profiler.otel import spans
 from splunk_profiler.otel.runtime_id import ResourceTagger
 
@@ -51,6 +52,7 @@ class SinkOpener:
         from splunk_profiler.export import resource  # noqa: F401, PLC0415  # loads the SDK
 
         destinations.load_sink_module(self._resolved)
+        keep_handlers()
         # Each look-up of a host name takes it. Loaded by `encode`, it would be unknown for ever after a failure.
         import encodings.idna  # noqa: F401, PLC0415
 

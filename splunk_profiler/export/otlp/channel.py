@@ -46,8 +46,8 @@ _CHANNEL_OPTIONS = (
 _GRPC_THREADS = 2 * min(max(os.cpu_count() or 1, 4), 16)
 _GRPC_DESCRIPTORS = 8  # it needs 4 for its first channel
 DESCRIPTORS_CLOSED = (
-    "the application has closed the descriptors of gRPC, as daemons do, and gRPC may abort it at its next fork; start "
-    "the profiler after that, or have an exporter process export (SPLUNK_PROFILER_EXPORTER=auto)"
+    "the application has closed the descriptors of gRPC, as daemons do; start the profiler after that, "
+    "or have an exporter process export (SPLUNK_PROFILER_EXPORTER=auto)"
 )
 
 

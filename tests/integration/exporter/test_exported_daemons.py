@@ -45,6 +45,8 @@ def test_service_whose_threads_export_into_closed_descriptors_says_so_once() -> 
         receiver.exports(1, answer="hang")
         target.tell("close all")
         target.line(_CLOSED)
+        target.tell("wait")
+        assert target.json("waited") == 1  # neither gRPC nor anything of ours keeps it from forking
         target.tell("stop")
         assert target.finish() == 0, target.output
         assert len(target.output) < _FLOOD
@@ -58,6 +60,8 @@ def test_descriptors_of_grpc_that_are_the_applications_now_get_nothing() -> None
         target.line("price")
         target.tell("reuse")
         target.line("reuse")
+        target.tell("wait")
+        assert target.json("waited") == 1
         target.line(_CLOSED)
         target.tell("received")
         assert target.line("bytes") == "0"
@@ -71,6 +75,8 @@ def test_daemon_of_a_service_whose_threads_export_says_that_they_cannot() -> Non
         receiver.record(_is_of_cart)
         target.tell("daemon")
         target.line(_CLOSED)
+        target.tell("wait")
+        assert target.json("waited") == 1
         target.tell("stop")
         assert target.finish() == 0, target.output
         wait_for_end(target.json("daemon"))
