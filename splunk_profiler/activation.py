@@ -168,7 +168,8 @@ class ForkGate:
 
 
 def _now_s() -> float:
-    return time.clock_gettime(time.CLOCK_MONOTONIC)  # see `system.clocks`, which is not loaded where nothing is started
+    # As in `system.clocks`, which is not loaded where nothing is started.
+    return time.clock_gettime(time.CLOCK_MONOTONIC) if hasattr(time, "clock_gettime") else time.monotonic()
 
 
 def _current_thread_ids() -> tuple[int, int]:

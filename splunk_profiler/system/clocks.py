@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import time
 
-_BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_HAS_CLOCKS = hasattr(time, "clock_gettime")  # not on Windows, where a start says that nothing is sampled
 
 
 def monotonic() -> float:
     """Return the current instant in seconds."""
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
+    return time.clock_gettime(time.CLOCK_MONOTONIC) if _HAS_CLOCKS else time.monotonic()
 
 
 def monotonic_ns() -> int:
     """Return the current instant."""
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) if _HAS_CLOCKS else time.monotonic_ns()
 
 
 def boottime_ns() -> int:
     """Return the current instant on the clock of a stream, which all processes of a machine share."""
-    return time.clock_gettime_ns(_BOOT_TIME)
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

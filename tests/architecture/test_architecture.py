@@ -155,7 +155,7 @@ PROCESS_WIDE = [
         {"config", "activation", "cli.autostart", "exporter_process.__main__"},
     ),
     ProcessWide("os", {"register_at_fork"}, {"activation"}),
-    ProcessWide("time", {"monotonic", "monotonic_ns"}, {"cli", "viewer", "inspector"}),  # others may freeze them
+    ProcessWide("time", {"monotonic", "monotonic_ns"}, {"activation", "system.clocks", "cli", "viewer", "inspector"}),
     ProcessWide("sys", {"setswitchinterval"}, {"system.short_turns"}),
     ProcessWide("sys", {"monitoring"}, {"capture.events.exceptions"}),
     ProcessWide("atexit", {"register", "unregister"}, {"lifecycle.process"}),

@@ -23,7 +23,7 @@ _IMPORT_S = 5.6
 HOW, MODULE = sys.argv[1:]
 TURN_S = sys.getswitchinterval()
 pending = {MODULE}
-begun, forked = threading.Event(), threading.Event()
+begun, forked, reason_logged = threading.Event(), threading.Event(), threading.Event()
 children: list[int] = []
 
 
@@ -53,6 +53,15 @@ class Slow(PathFinder):
         return spec
 
 
+class Handler(logging.StreamHandler[Any]):
+    """Writes lines to standard error, and notes the one that says why a child stays off."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if "was forked" in record.getMessage():
+            reason_logged.set()
+
+
 def say(line: str) -> None:
     """Write in one piece, also beside other writers."""
     os.write(1, f"{line}\n".encode())
@@ -70,14 +79,12 @@ def be_child() -> None:
     assert os.wait()[1] == 0
     say(f"child {'runs' if runs else 'stays off'}")
     splunk_profiler.stop()
-    for thread in threading.enumerate():  # which logs why it stays off
-        if thread.name == "splunk-profiler-logger":
-            thread.join()
+    assert runs or reason_logged.wait(60)  # by a thread, which nobody can join
     os._exit(0)
 
 
 def main() -> None:
-    logging.basicConfig()
+    logging.basicConfig(handlers=[Handler()])
     sys.meta_path.insert(0, Slow)
     if HOW == "forking":
         assert splunk_profiler.start()
