@@ -33,13 +33,13 @@ class StreamFile(StreamOutput):
 
     def send(self, data: bytes) -> bool:
         """Write `data` whole, or nothing of it; return False if later data may be written, in a new stream."""
-        if not self._is_ended and self._size + len(data) > self._max_bytes:
-            self._is_ended = True
-            self._fail(f"the stream has {self._size >> 20} MiB, and more is not kept")
         if self._is_ended:
             return True
         try:
-            self._write(data)
+            if not self._write(data):
+                self._is_ended = True
+                self._fail(f"the stream has {self._size >> 20} MiB, and more is not kept")
+                return True
         except OSError as error:
             reason = error.strerror or str(error)
             if isinstance(error, FileNotFoundError) and self.path is not None:
@@ -64,12 +64,15 @@ class StreamFile(StreamOutput):
         self.path = path
         return descriptor
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> bool:
+        """Return False if there is no room."""
         rest = memoryview(data)
         descriptor = self._open()
         try:
             if os.fstat(descriptor).st_size < self._size:
                 raise FileNotFoundError(errno.ENOENT, "the beginning of the file was removed")
+            if self._size + len(data) > self._max_bytes:
+                return False
             try:
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
@@ -79,6 +82,7 @@ class StreamFile(StreamOutput):
                 raise
         finally:
             os.close(descriptor)
+        return True
 
     def _fail(self, text: str) -> None:
         if text != self._failure:

@@ -224,7 +224,7 @@ class BatchExporter(Generic[Record]):
         if result.export_status is ExportStatus.RETRY:
             if closing or self._is_shut_down:
                 # An ending process tries once, but an error is none of the receiver's: others may be sent.
-                return self._failed_record is not None
+                return closing and self._failed_record is not None
             self._back_off(result.retry_after_ns)
         return True
 

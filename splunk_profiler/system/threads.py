@@ -151,8 +151,8 @@ class Worker:
         try:
             with _enough_stack():
                 # `threading.Thread.start` would wait for its lock, and without a limit for the thread.
-                start = getattr(_thread, "_original_start_new_thread", None)  # what a debugger (pydevd) has replaced
-                (start or real("_thread", "start_new_thread"))(self._run, ())
+                start: Any = getattr(_thread, "_original_start_new_thread", real)  # of pydevd; perhaps gevent's
+                (real("_thread", "start_new_thread") if hasattr(start, "__code__") else start)(self._run, ())
         except RuntimeError:
             self._has_ended = True  # there is nothing to join
             raise

@@ -62,6 +62,12 @@ def test_a_worker_is_no_thread_of_the_application_under_a_debugger(monkeypatch: 
     worker.start()
     assert worker.join(60)
     assert not traced
+    monkeypatch.setattr(_thread, "_original_start_new_thread", start_traced)  # gevent's, where the debugger comes later
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    worker = Worker("subject", lambda: None)
+    worker.start()
+    assert worker.join(60)
+    assert not traced
 
 
 def test_the_kernel_knows_a_worker_by_its_name() -> None:

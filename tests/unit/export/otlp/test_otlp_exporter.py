@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import grpc
 from free_ports import find_free_ports
 from logs_collector import Collector, running
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from sample_factory import make_sample
 
 from splunk_profiler.config.otlp_transport import Transport
@@ -21,6 +25,23 @@ def test_a_connection_that_pauses_is_replaced_for_the_last_export() -> None:
         sink.set_shutdown_deadline(10)
         assert sink.export(batch).export_status is ExportStatus.DELIVERED
         sink.shutdown()
+
+
+class BusyCollector(Collector):
+    """A collector above its limit of memory."""
+
+    def Export(self, _request: ExportLogsServiceRequest, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNAVAILABLE, "data refused due to high memory usage")
+
+
+def test_collector_that_takes_nothing_now_is_not_said_to_be_out_of_reach() -> None:
+    with running(BusyCollector()) as port:
+        url = f"http://127.0.0.1:{port}"
+        sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(url), lambda _: b"", Transport())
+        result = sink.export(Batch((make_sample(1),)))
+        sink.shutdown()
+    detail = f"{url} answers, but takes no records now (data refused due to high memory usage)"
+    assert (result.export_status, result.detail) == (ExportStatus.RETRY, detail)
 
 
 def test_a_refusal_is_told_at_a_length_that_fits_a_log() -> None:
