@@ -53,7 +53,7 @@ class Slow(PathFinder):
         return spec
 
 
-class Handler(logging.StreamHandler[Any]):
+class Handler(logging.StreamHandler):  # type: ignore[type-arg]  # it has none before CPython 3.11
     """Writes lines to standard error, and notes the one that says why a child stays off."""
 
     def emit(self, record: logging.LogRecord) -> None:
