@@ -51,22 +51,24 @@ static void prepare(void)
     }
 }
 
-static void in_parent(void)
+static void finish(bool is_child)
 {
     for (int i = 0; i < MAX_HANDLERS; i++) {
-        if ((prepared >> i & 1) != 0 && grpc.kept[i].in_parent != NULL) {
-            grpc.kept[i].in_parent();
+        handler after = is_child ? grpc.kept[i].in_child : grpc.kept[i].in_parent;
+        if ((prepared >> i & 1) != 0 && after != NULL) {
+            after();
         }
     }
 }
 
+static void in_parent(void)
+{
+    finish(false);
+}
+
 static void in_child(void)
 {
-    for (int i = 0; i < MAX_HANDLERS; i++) {
-        if ((prepared >> i & 1) != 0 && grpc.kept[i].in_child != NULL) {
-            grpc.kept[i].in_child();
-        }
-    }
+    finish(true);
 }
 
 static int keep(handler before, handler after_in_parent, handler after_in_child, void *module)
@@ -97,16 +99,8 @@ static bool redirect(const struct dl_phdr_info *info, uintptr_t *slot)
     if (value != (uintptr_t)grpc.original && !is_bound_lazily) {
         return false;
     }
-    void *page = (void *)((uintptr_t)slot & ~(page_size - 1));
     const bool is_protected = loaded_module_is_relro(info, (uintptr_t)slot, page_size);
-    if (is_protected && mprotect(page, page_size, PROT_READ | PROT_WRITE) != 0) {
-        return false;
-    }
-    __atomic_store_n(slot, (uintptr_t)keep, __ATOMIC_RELEASE);
-    if (is_protected) {
-        (void)mprotect(page, page_size, PROT_READ);
-    }
-    return true;
+    return loaded_module_write_slot(slot, (uintptr_t)keep, is_protected ? PROT_READ : PROT_READ | PROT_WRITE);
 }
 
 static int visit_module(struct dl_phdr_info *info, size_t Py_UNUSED(size), void *argument)

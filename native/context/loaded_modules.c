@@ -179,3 +179,18 @@ bool loaded_module_is_relro(const struct dl_phdr_info *info, uintptr_t address, 
     }
     return false;
 }
+
+bool loaded_module_write_slot(uintptr_t *slot, uintptr_t value, int protection)
+{
+    const uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
+    void *page = (void *)((uintptr_t)slot & ~(page_size - 1));
+    const bool is_writable = protection >= 0 && (protection & PROT_WRITE);
+    if (protection < 0 || (!is_writable && mprotect(page, page_size, protection | PROT_WRITE) != 0)) {
+        return false;
+    }
+    __atomic_store_n(slot, value, __ATOMIC_RELEASE);
+    if (!is_writable) {
+        (void)mprotect(page, page_size, protection);
+    }
+    return true;
+}

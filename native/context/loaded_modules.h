@@ -61,6 +61,9 @@ size_t loaded_module_bytes_left(const struct dl_phdr_info *info, uintptr_t addre
 /* Return true if the linker write-protects this address after relocation. */
 bool loaded_module_is_relro(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size);
 
+/* Write a slot whose page has these PROT_* flags, or -1; return false if that cannot be. */
+bool loaded_module_write_slot(uintptr_t *slot, uintptr_t value, int protection);
+
 /* Return the PROT_* flags of the page at this address from the kernel; -1: unknown. */
 int page_protection(uintptr_t address);
 

@@ -16,8 +16,10 @@ _EXTENSION = "splunk_profiler._context"
 def keep_handlers() -> None:
     """Have gRPC register its handlers with us; call it once gRPC is loaded, before the first channel.
 
-    Does nothing where the application has opened one before, or the native parts are missing.
+    Does nothing where the application has opened one before, the records go elsewhere, or the native parts are missing.
     """
+    if "grpc" not in sys.modules:
+        return
     with suppress(ImportError):
         from splunk_profiler._context import keep_grpc_fork_handlers  # noqa: PLC0415  # missing on some systems
 

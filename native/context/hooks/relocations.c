@@ -76,7 +76,6 @@ static struct {
 static void write_slot(relocation_pass *p, const struct dl_phdr_info *info, uintptr_t *slot, uintptr_t value)
 {
     uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
-    void *page = (void *)((uintptr_t)slot & ~(page_size - 1));
     int protection = PROT_READ | PROT_WRITE;
     if (loaded_module_is_relro(info, (uintptr_t)slot, page_size)) {
         protection = page_protection((uintptr_t)slot);
@@ -85,15 +84,7 @@ static void write_slot(relocation_pass *p, const struct dl_phdr_info *info, uint
             return;
         }
     }
-    bool is_writable = protection >= 0 && (protection & PROT_WRITE);
-    if (protection < 0 || (!is_writable && mprotect(page, page_size, protection | PROT_WRITE) != 0)) {
-        p->failed = true;
-        return;
-    }
-    __atomic_store_n(slot, value, __ATOMIC_RELEASE);
-    if (!is_writable) {
-        (void)mprotect(page, page_size, protection);
-    }
+    p->failed |= !loaded_module_write_slot(slot, value, protection);
 }
 
 static void visit_slot(relocation_pass *p, const loaded_module *m, const elf_relocation *relocation, const call *c)
