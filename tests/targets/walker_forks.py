@@ -94,6 +94,9 @@ def busy_as_one_of_ours(over: threading.Event) -> None:
 
 
 def fork_once(process: Process, how: str) -> None:
+    if how == "exec":
+        subprocess.run(["true"], check=True, preexec_fn=lambda: None)
+        return
     child = C_FORKS.get(how.removesuffix(IN_A_THREAD), os.fork)()
     if child == 0:
         if how == "twice":
@@ -102,6 +105,11 @@ def fork_once(process: Process, how: str) -> None:
                 os._exit(os.waitpid(grandchild, 0)[1])
         process.child()
     process.wait(child)
+
+
+def fork_often(process: Process, how: str) -> None:
+    for _ in range(FORKS):
+        fork_once(process, how)
 
 
 def main(how: str) -> None:
@@ -117,15 +125,13 @@ def main(how: str) -> None:
     ]
     for thread in others:
         thread.start()
-    for _ in range(FORKS):
-        if how == "exec":
-            subprocess.run(["true"], check=True, preexec_fn=lambda: None)
-        elif how.endswith(IN_A_THREAD):
-            thread = threading.Thread(target=fork_once, args=(process, how))
-            thread.start()
-            thread.join()
-        else:
-            fork_once(process, how)
+    if how.endswith(IN_A_THREAD):
+        # One thread for all: while one ends it has locks of AddressSanitizer's allocator, which stay locked in a child.
+        thread = threading.Thread(target=fork_often, args=(process, how))
+        thread.start()
+        thread.join()
+    else:
+        fork_often(process, how)
     print("parent", "sampling" if samples(process.ticker) else "not sampling", flush=True)
     over.set()
     for thread in others:
