@@ -37,7 +37,6 @@ from splunk_profiler.raw import (
     TraceFilter,
 )
 from splunk_profiler.system import clocks
-from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.gil import is_gil_enabled
 from splunk_profiler.system.threads import WakeEvent, active_threads, cpu_ns_or_zero, real_get_ident
 
@@ -262,7 +261,7 @@ class PortableTicker:
         """
         for _ in range(_MAX_WALK_ATTEMPTS):
             with gc_disabled(), top_frames() as tops:
-                now, instant = time.time_ns(), boottime_ns()
+                now, instant = time.time_ns(), clocks.boottime_ns()
                 walks = [
                     self._walk_thread(ident, top)
                     for ident, top in reversed(tops.items())  # these are newest first

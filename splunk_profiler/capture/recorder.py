@@ -31,7 +31,7 @@ from splunk_profiler.stream.records import (
     TraceRecord,
 )
 from splunk_profiler.stream.writer import Floors, Labels, StreamWriter, json_object
-from splunk_profiler.system.clocks import boottime_ns
+from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard
 from splunk_profiler.system.printable import shortened
 
@@ -136,7 +136,7 @@ class StreamRecorder:
     def record_end(self, timeout_s: float = 0) -> None:
         """Record the end of sampling; the process waits so many seconds until everything is sent on."""
         timeout_ns = max(int(timeout_s * 1e9), 0)
-        self._writer.write(EndRecord(time.time_ns(), boottime_ns(), time.process_time_ns(), timeout_ns))
+        self._writer.write(EndRecord(time.time_ns(), clocks.boottime_ns(), time.process_time_ns(), timeout_ns))
 
     def record_snapshot(self, raw: RawSnapshot) -> None:
         """Record a snapshot; after an error, it is lost and the next one has all threads."""
@@ -282,4 +282,4 @@ def _labels_text(labels: Labels) -> str:
 
 def to_boottime_ns(time_ns: int) -> int:
     """Return a time of day on the boot-time clock; never a future one, even if the time of day is changed."""
-    return boottime_ns() - max(time.time_ns() - time_ns, 0)
+    return clocks.boottime_ns() - max(time.time_ns() - time_ns, 0)

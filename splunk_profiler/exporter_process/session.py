@@ -31,7 +31,6 @@ from splunk_profiler.stream.captured import CapturedSnapshot, ProcessStarted, Re
 from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import EndRecord, LostRecord
 from splunk_profiler.system import clocks
-from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import Guard, logger
 from splunk_profiler.system.threads import WakeEvent, Worker, real_get_ident, real_lock
 
@@ -99,7 +98,7 @@ class StreamSession:
     def tick(self) -> None:
         """Do what is due; called at least once a second."""
         if self._pipeline is not None and self._batch_exporter is not None:
-            self._pipeline.tick(boottime_ns())
+            self._pipeline.tick(clocks.boottime_ns())
             self._batch_exporter.set_max_bytes(self._accounting.queue_bytes())
             self._report(self._batch_exporter)
 
