@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import grpc
+from certificates import CertificateFiles
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsPartialSuccess,
     ExportLogsServiceRequest,
@@ -31,11 +32,17 @@ class Collector(LogsServiceServicer):
 
 
 @contextmanager
-def running(collector: Collector, address: str = "127.0.0.1:0") -> Iterator[int]:
-    """Serve on a port."""
+def running(
+    collector: Collector, address: str = "127.0.0.1:0", certificates: CertificateFiles | None = None
+) -> Iterator[int]:
+    """Serve on a port, over TLS with the certificate of a server."""
     server = grpc.server(ThreadPoolExecutor(1))
     add_LogsServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]  # generated
-    port = server.add_insecure_port(address)
+    if certificates is None:
+        port = server.add_insecure_port(address)
+    else:
+        pair = (certificates.key.read_bytes(), certificates.cert.read_bytes())
+        port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     server.start()
     try:
         yield port

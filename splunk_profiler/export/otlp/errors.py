@@ -40,7 +40,12 @@ _TOO_LARGE_PATTERN = re.compile(
 _TOO_LARGE_ANSWER = "CLIENT: Received message larger"  # gRPC's error for an answer: the records may have been taken
 _TOO_LARGE_CODES = (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_ARGUMENT, _CODE.UNKNOWN)
 _CERTIFICATE_PATTERN = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|peer .*name|certificate", re.I)
-_DROPPED_PATTERN = re.compile("failed to connect|Socket closed|reset by peer|Broken pipe|GOAWAY", re.I)
+# gRPC's own messages; any other one is the answer of a server.
+_LOST_PATTERN = re.compile(
+    "failed to connect|errors resolving|DNS resolution|Socket closed|reset by peer|Broken pipe|GOAWAY|RST_STREAM"
+    "|timed out|ping timeout|keepalive",
+    re.I,
+)
 _RETRY_INFO_KEY = "google.rpc.retryinfo-bin"
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # with an empty SETTINGS frame
@@ -58,16 +63,9 @@ class ServerProtocol(Enum):
 
 def should_probe(code: grpc.StatusCode, details: str) -> bool:
     """Return True if the server was reached but not understood, so that `probe` helps."""
-    unreachable_words = (
-        "Connection refused",
-        "resol",
-        "lookup",
-        "unreachable",
-        "No route",
-        "timed out",
-        "CERTIFICATE_VERIFY",
-    )
-    return code is _CODE.UNAVAILABLE and not any(word in details for word in unreachable_words)
+    unreachable_words = ("Connection refused", "resol", "unreachable", "No route", "timed out", "CERTIFICATE_VERIFY")
+    is_lost = code is _CODE.UNAVAILABLE and _LOST_PATTERN.search(details) is not None
+    return is_lost and not any(word in details for word in unreachable_words)
 
 
 def probe(endpoint: Endpoint) -> ServerProtocol:
@@ -146,13 +144,12 @@ def _explain(
     url = endpoint.url
     setting = "SPLUNK_PROFILER_LOGS_ENDPOINT" if endpoint.setting in ("", "default") else endpoint.setting
     if code is _CODE.UNAVAILABLE:
+        if not _LOST_PATTERN.search(details):
+            return f"{url} answers, but takes no records now ({details})"
         if found := _explain_protocol(endpoint, protocol, setting):
             return found
         if endpoint.is_secure and (found := _explain_certificate(details, url, transport)):
             return found
-        # With TLS, and for a server that drops the request, nothing tells.
-        if protocol is ServerProtocol.HTTP2 and not _DROPPED_PATTERN.search(details):
-            return f"{url} answers, but takes no records now ({details})"
         return f"no collector can be reached at {url} ({details}); start one there or set {setting}"
     hints = {
         _CODE.DEADLINE_EXCEEDED: f"no answer within {transport.timeout_s:g} s (OTEL_EXPORTER_OTLP_TIMEOUT)",

@@ -147,7 +147,8 @@ def test_proxy_between_is_named_where_no_collector_is_reached(variables: dict[st
     endpoint = Endpoint("http://collector.example:4317", "collector.example:4317", False, "")
     proxy = explain_proxy(endpoint, variables)
     assert proxy.partition(" ")[0] == found
-    unavailable = Refusal(grpc.StatusCode.UNAVAILABLE, "HTTP proxy returned response code 403")
+    refused = "failed to connect to all addresses; last error: UNKNOWN: h:1: HTTP proxy returned response code 403"
+    unavailable = Refusal(grpc.StatusCode.UNAVAILABLE, refused)
     detail = classify_error(unavailable, endpoint, Transport(), ServerProtocol.UNKNOWN, proxy).detail
     assert detail.endswith("so gRPC goes through that proxy unless no_proxy names the collector") is bool(found)
     node = Endpoint("http://10.1.2.3:4317", "10.1.2.3:4317", False, "")

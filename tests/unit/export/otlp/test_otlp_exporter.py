@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
+from certificates import CertificateFiles
 from free_ports import find_free_ports
 from logs_collector import Collector, running
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from sample_factory import make_sample
 
-from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.otlp_transport import Certificates, Transport
 from splunk_profiler.config.parsers import parse_endpoint
 from splunk_profiler.export.otlp.exporter import OtlpSink
 from splunk_profiler.samples import Batch, ExportStatus, Sample
@@ -34,10 +37,13 @@ class BusyCollector(Collector):
         context.abort(grpc.StatusCode.UNAVAILABLE, "data refused due to high memory usage")
 
 
-def test_collector_that_takes_nothing_now_is_not_said_to_be_out_of_reach() -> None:
-    with running(BusyCollector()) as port:
-        url = f"http://127.0.0.1:{port}"
-        sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(url), lambda _: b"", Transport())
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_collector_that_takes_nothing_now_is_not_said_to_be_out_of_reach(scheme: str, tmp_path: Path) -> None:
+    certificates = CertificateFiles(tmp_path)
+    transport = Transport(certificates=Certificates(files=(str(certificates.authority), "", "")))
+    with running(BusyCollector(), certificates=certificates if scheme == "https" else None) as port:
+        url = f"{scheme}://localhost:{port}"
+        sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(url), lambda _: b"", transport)
         result = sink.export(Batch((make_sample(1),)))
         sink.shutdown()
     detail = f"{url} answers, but takes no records now (data refused due to high memory usage)"
