@@ -171,6 +171,7 @@ static PyObject *sigterm_open(PyObject *Py_UNUSED(module), PyObject *limit)
     }
     unsigned listener_id = atomic_fetch_add(&sigterm_listener.listener_id, 1) + 1;
     atomic_store(&sigterm_listener.pid, (int)pid);
+    wakeups_send(); /* the previous listener ends */
     return PyLong_FromUnsignedLong(listener_id);
 }
 
