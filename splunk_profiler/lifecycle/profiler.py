@@ -99,9 +99,9 @@ class Profiler:
         (`SpanForwarder.drain_spans`).
         """
         deadline_s = clocks.monotonic() + timeout_s
-        self._set_fork_callback(None)
         publishing, sampling = self._publishing, self._sampling
         with ExitStack() as steps:  # the last one first
+            steps.callback(self._set_fork_callback, None)  # until then a fork may find the GIL with one of our threads
             if publishing is not None:
                 steps.callback(publishing.remove_patch)  # sampling may have patched the same methods later
             if sampling is not None:

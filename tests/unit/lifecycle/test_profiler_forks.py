@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.host_profilers.correlator import Correlator
 from splunk_profiler.host_profilers.publisher import ProcessPublisher
 from splunk_profiler.lifecycle.profiler import Profiler
+from splunk_profiler.lifecycle.sampling import Sampling
 from splunk_profiler.otel.runtime_id import RuntimeId
 from splunk_profiler.pipeline.batch_exporter import BatchExporter
 
+NOTICED = threading.Event()  # that this process is a forked child
 _HOLDING_ORDER: list[type] = [LazySink, BatchExporter, ProcessPublisher, Correlator]
 
 
@@ -29,7 +34,7 @@ def profiler(tmp_path: Path) -> Iterator[Profiler]:
     )
     made = Profiler(
         from_config(config, {}),
-        lambda: None,
+        NOTICED.set,
         lambda: None,
         RuntimeId.new(),
         parent=None,
@@ -74,3 +79,21 @@ def test_a_failed_release_does_not_keep_the_others(profiler: Profiler, monkeypat
         with pytest.raises(ValueError, match="released"):
             profiler.release_after_fork()
     assert released == [ProcessPublisher, BatchExporter, LazySink]
+
+
+def test_a_fork_of_c_code_beside_a_stop_is_noticed_in_the_child(
+    profiler: Profiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, codes = Sampling.stop, list[int]()
+
+    def fork_and_stop(self: Sampling, timeout_s: float) -> None:
+        child = ctypes.PyDLL(None).fork()  # calls no hook of Python
+        if child == 0:
+            os._exit(0 if NOTICED.wait(20) else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        original(self, timeout_s)
+
+    monkeypatch.setattr(Sampling, "stop", fork_and_stop)
+    assert profiler.start()
+    profiler.stop(10)
+    assert codes == [0]
