@@ -13,6 +13,7 @@ pytest.importorskip("splunk_profiler._context", reason="the native publisher is 
 
 from context_factory import hooks, install
 from linker_threads import thread_in_linker
+from own_memory import ELASTIC_PATH, LABELS_PATH, storage_of
 
 from splunk_profiler import _context as native
 
@@ -38,6 +39,19 @@ def test_look_for_modules_lets_a_thread_in_the_linker_run_python() -> None:
 
     with hooks():
         assert status_of_child(body) == 0
+
+
+def test_load_of_a_library_lets_a_thread_in_the_linker_run_python() -> None:
+    def body() -> None:
+        native.wait_for_linker()
+        with thread_in_linker() as is_over:
+            is_over.set()
+            native.load_labels_library(LABELS_PATH)
+        with thread_in_linker() as is_over:
+            is_over.set()
+            native.load_elastic_library(ELASTIC_PATH, storage_of("shop", "", "/run/a.sock"))
+
+    assert status_of_child(body) == 0
 
 
 def test_child_forked_beside_a_look_for_modules_can_use_the_linker() -> None:
