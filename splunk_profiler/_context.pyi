@@ -40,7 +40,7 @@ class UserLabels:
 class SocketReader:
     """A reader of a socket's datagrams, which keeps the kernel's short queue from overflowing.
 
-    A thread without a Python state receives them. Memory is bounded to 128 KiB. Receiving pauses while more
+    A thread without a Python state receives them. Memory is bounded to 256 KiB. Receiving pauses while more
     than 64 KiB or 1024 messages wait for `take`. Does nothing in a child of `fork`.
 
     Args:

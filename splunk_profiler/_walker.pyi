@@ -251,8 +251,8 @@ def spawn_exporter(arguments: list[bytes], environment: list[bytes], listener: O
     """Start the program ``arguments[0]`` in a session of its own, not as a child of this process.
 
     Its descriptor 3 is a copy of the socket's; 0, 1 and 2 are ``/dev/null``, all others are closed.
-    SIGINT, SIGTERM and SIGHUP are ignored, other signals have their default action. Its niceness is
-    5 higher. Returns once it is executed; no Python code and no fork hook runs meanwhile.
+    SIGINT, SIGTERM and SIGHUP are ignored, other signals have their default action. Returns once it
+    is executed; no Python code and no fork hook runs meanwhile.
 
     Raises:
         OSError: it could not be started. ECHILD: this process is process 1 or a subreaper, which would

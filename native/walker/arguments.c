@@ -5,6 +5,7 @@
 
 #define MAX_RING_SIZE                  65536
 #define MAX_STACK_DEPTH                1000000
+#define MAX_EXCEPTION_INTERVAL         1000000
 #define DEFAULT_COLLECTION_INTERVAL_NS 10000000LL
 #define MAX_SAMPLE_BYTES               (1LL << 40)
 
@@ -63,6 +64,10 @@ bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *given)
     }
     else if (given->ring_size < 1 || given->ring_size > MAX_RING_SIZE) {
         PyErr_Format(PyExc_ValueError, "ring_size must be 1 to %d, not %zd", MAX_RING_SIZE, given->ring_size);
+    }
+    else if (given->exception_interval < 1 || given->exception_interval > MAX_EXCEPTION_INTERVAL) {
+        PyErr_Format(PyExc_ValueError, "exception_interval must be 1 to %d, not %lld", MAX_EXCEPTION_INTERVAL,
+                     given->exception_interval);
     }
     else {
         return true;

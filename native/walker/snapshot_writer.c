@@ -16,11 +16,11 @@
 #include <errno.h>
 #include <sys/resource.h>
 
-/* Of SnapshotRecord and ThreadEntry in stream/records.py; a test compares. */
+/* Of SnapshotRecord and ThreadEntry in stream/records.py. */
 #define RECORD_TYPE 9
 #define LENGTH_SIZE 4
 #define FIXED_SIZE  (LENGTH_SIZE + 1 + 7 * 8 + 1 + 4)
-#define ENTRY_SIZE  27
+#define ENTRY_SIZE  26
 enum { SCOPE_CHANGES, SCOPE_COMPLETE, SCOPE_FOCUSED };
 
 /* What has a number in the stream. */

@@ -44,6 +44,7 @@ def make(
     min_collection_interval_ns: int = 0,
     trace_filter: tuple[dict[int, Any], str] | None = None,
     threads: dict[int, threading.Thread] | None = None,
+    exception_interval: int = 1,
     skips_quiet: bool = False,
 ) -> Ticker:
     return _walker.Ticker(
@@ -56,6 +57,7 @@ def make(
         min_collection_interval_ns=min_collection_interval_ns,
         trace_filter=trace_filter,
         threads={} if threads is None else threads,
+        exception_interval=exception_interval,
         skips_quiet=skips_quiet,
     )
 

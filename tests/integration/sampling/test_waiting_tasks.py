@@ -78,6 +78,9 @@ def test_ten_thousand_tasks_are_sampled_and_counted_as_all() -> None:
 
 def test_a_forked_child_has_the_tasks_of_its_own_loop_only() -> None:
     profiles, ledger = _run("forking", seconds=2.5, SPLUNK_PROFILER_EXPORTER="thread")
-    for pid in {profile.pid for profile in profiles}:
+    pids = {profile.pid for profile in profiles}
+    assert len(pids) == 2
+    assert ledger["child"] in pids
+    for pid in pids:
         found = {_number_of(sample) for sample in _tasks([each for each in profiles if each.pid == pid])} - {None}
         assert found == ({20} if pid == ledger["child"] else {0, 1, 2, 3, 4})

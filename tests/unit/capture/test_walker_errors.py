@@ -202,6 +202,8 @@ def test_drain_without_memory_fails_cleanly_and_the_next_one_works() -> None:
         ({"ring_size": 0}, ValueError),
         ({"ring_size": -1}, ValueError),
         ({"ring_size": 10**6}, ValueError),
+        ({"exception_interval": 0}, ValueError),
+        ({"exception_interval": 10**6 + 1}, ValueError),
         ({"ring_size": 10**30}, OverflowError),
     ],
 )
