@@ -15,7 +15,7 @@ from splunk_profiler.raw import RawSnapshot, RawThread
 from splunk_profiler.stream.codec import encode
 from splunk_profiler.stream.records import CHANGES, COMPLETE, FOCUSED, SnapshotRecord, ThreadEntry
 from splunk_profiler.stream.writer import Floors
-from splunk_profiler.system.threads import yield_gil
+from splunk_profiler.system.gil import yield_gil
 
 if TYPE_CHECKING:
     from splunk_profiler import _walker

@@ -34,9 +34,10 @@ from splunk_profiler.formats import pprof
 from splunk_profiler.model import DataType
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, InstrumentationSource, Profile
 from splunk_profiler.system import clocks
+from splunk_profiler.system.gil import yield_gil
 from splunk_profiler.system.guard import logger
 from splunk_profiler.system.private_files import make_directory, open_private
-from splunk_profiler.system.threads import OwnedLock, yield_gil
+from splunk_profiler.system.threads import OwnedLock
 
 MAX_FILES = 10_000
 MAX_BYTES = 512 << 20

@@ -15,6 +15,7 @@ from opentelemetry.sdk.resources import PROCESS_PID, SERVICE_INSTANCE_ID, SERVIC
 
 from splunk_profiler.otel.spans import tracer_provider
 from splunk_profiler.system.guard import logger
+from splunk_profiler.system.threads import enough_stack
 
 _UNKNOWN = "unknown_service:python"
 
@@ -45,7 +46,8 @@ def _detect(configured: Mapping[str, Any], *without: str) -> Resource:
     the environment says now counts for nothing: the application may have changed it since the start.
     """
     try:
-        resource = Resource.create(dict(configured))
+        with enough_stack():  # the SDK's detectors have threads of their own
+            resource = Resource.create(dict(configured))
         of_environment = OTELResourceDetector().detect().attributes
     # An ending interpreter cannot start the thread pool of the detectors, or `os.environ` was replaced.
     except (RuntimeError, AttributeError, TypeError):

@@ -26,8 +26,9 @@ from splunk_profiler.samples import (
     UnattributedTime,
 )
 from splunk_profiler.system import clocks
+from splunk_profiler.system.gil import yield_gil
 from splunk_profiler.system.guard import logger
-from splunk_profiler.system.threads import OwnedLock, yield_gil
+from splunk_profiler.system.threads import OwnedLock
 
 Label = tuple[str, str | int]
 _WAITING_TASK: Label = ("thread.state", "waiting task")

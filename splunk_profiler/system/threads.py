@@ -27,7 +27,6 @@ _ASLEEP, _ON_DISK = "S", "D"  # the kernel's states of a thread that waits
 _POLL_INTERVAL_S = 0.002
 _MAX_START_S = 15.0  # a thread without memory may end before it can say so
 _MIN_STACK_BYTES = 256 << 10
-_LONG_OFFER_S = 0.002
 _STALL_TIMEOUTS_S = {_ASLEEP: 5.0, _ON_DISK: 60.0}
 
 
@@ -149,7 +148,7 @@ class Worker:
         """
         self._started.acquire()
         try:
-            with _enough_stack():
+            with enough_stack():
                 # `threading.Thread.start` would wait for its lock, and without a limit for the thread.
                 start: Any = getattr(_thread, "_original_start_new_thread", real)  # of pydevd; perhaps gevent's
                 (real("_thread", "start_new_thread") if hasattr(start, "__code__") else start)(self._run, ())
@@ -203,15 +202,17 @@ class Worker:
 
 
 @contextmanager
-def _enough_stack() -> Iterator[None]:
-    """Give a thread that is started here the stack that it needs, where the application has set a smaller size."""
+def enough_stack() -> Iterator[None]:
+    """Give threads that are started here the stack that they need, where the application has set a smaller size."""
     set_size: Callable[..., int] = real("_thread", "stack_size")
     before = set_size()  # this sets the default
+    size = max(before, _MIN_STACK_BYTES) if before else 0
     try:
-        set_size(max(before, _MIN_STACK_BYTES) if before else 0)
+        set_size(size)
         yield
     finally:
-        set_size(before)
+        if (now := set_size(before)) != size:  # the application has set another one meanwhile
+            set_size(now)
 
 
 _PROFILER_THREADS: set[tuple[int, int]] = set()  # (process id, ident): a forked child has none of its parent's
@@ -306,30 +307,6 @@ def active_threads() -> dict[int, threading.Thread]:
     # `threading.enumerate` takes a lock that a thread of the application may hold.
     active: dict[int, threading.Thread] = vars(threading)["_active"]
     return active
-
-
-class GilOffer:
-    """An offer of the GIL to waiting threads; long work makes it after less than a millisecond each.
-
-    Busy threads keep the GIL for 5 ms each, and CPython takes it from a thread of ours after 5 ms as well. So after an
-    offer that took long, none is made for ten times as long: else the work would get no further beside busy threads.
-    """
-
-    def __init__(self, clock: Callable[[], float] = clocks.monotonic, sleep: Callable[[float], None] | None = None):
-        self._clock, self._sleep = clock, sleep
-        self._next_s = 0.0
-
-    def __call__(self) -> None:
-        """Make an offer, unless the last one took long."""
-        before_s = self._clock()
-        if before_s >= self._next_s:
-            (self._sleep or real("time", "sleep"))(0)
-            after_s = self._clock()
-            if after_s - before_s > _LONG_OFFER_S:
-                self._next_s = after_s + 10 * (after_s - before_s)
-
-
-yield_gil = GilOffer()
 
 
 def sleep_cooperatively(seconds: float) -> None:

@@ -20,7 +20,7 @@ from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats import code_provenance, datadog_pprof, pprof
 from splunk_profiler.model import DataType
 from splunk_profiler.samples import InstrumentationSource, Profile
-from splunk_profiler.system.threads import yield_gil
+from splunk_profiler.system.gil import yield_gil
 from splunk_profiler.version import __version__
 
 LIBRARY_NAME = "splunk-profiler"

@@ -25,7 +25,7 @@ from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats import pprof
 from splunk_profiler.model import DataType
 from splunk_profiler.samples import InstrumentationSource, Profile
-from splunk_profiler.system.threads import yield_gil
+from splunk_profiler.system.gil import yield_gil
 
 DATA_FORMAT = "pprof-gzip-base64"
 

@@ -23,7 +23,7 @@ from splunk_profiler.export.sink_context import Resource
 from splunk_profiler.formats.pauses import iter_with_pauses
 from splunk_profiler.model import Event, SpanRef
 from splunk_profiler.samples import InstrumentationSource, Sample
-from splunk_profiler.system.threads import yield_gil
+from splunk_profiler.system.gil import yield_gil
 
 _FLAGS_TAG, _TRACE_ID_TAG, _SPAN_ID_TAG = 0x45, 0x4A, 0x52  # of LogRecord
 _SPAN = Struct("<BIBB16sBB8s")

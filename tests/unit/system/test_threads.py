@@ -16,7 +16,7 @@ import pytest
 from interrupted_lines import is_interrupted, is_interrupted_by_signal
 
 from splunk_profiler.system import threads
-from splunk_profiler.system.threads import GilOffer, OwnedLock, WakeEvent, Worker
+from splunk_profiler.system.threads import OwnedLock, WakeEvent, Worker, enough_stack
 
 
 def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
@@ -214,7 +214,8 @@ GEVENT = """
 from gevent import monkey
 if BEFORE: monkey.patch_all()
 import _thread, threading, gevent
-from splunk_profiler.system.threads import GilOffer, WakeEvent, Worker
+from splunk_profiler.system.gil import GilOffer
+from splunk_profiler.system.threads import WakeEvent, Worker
 if not BEFORE: monkey.patch_all()
 real_ident = monkey.get_original("_thread", "get_ident")
 over, idents = WakeEvent(), []
@@ -330,6 +331,19 @@ def test_a_worker_has_the_stack_that_it_needs() -> None:
     assert _run(STACK) == "ok\n"
 
 
+def test_stack_size_that_the_application_sets_meanwhile_stays() -> None:
+    usual = threading.stack_size(1 << 16)
+    try:
+        with enough_stack():
+            threading.stack_size(1 << 20)
+        assert threading.stack_size(1 << 16) == 1 << 20
+        with enough_stack():
+            assert threading.stack_size(1 << 18) == 1 << 18
+        assert threading.stack_size(usual) == 1 << 16
+    finally:
+        threading.stack_size(usual)
+
+
 def test_worker_is_a_real_thread_if_gevent_patched_threading_before() -> None:
     assert _run(f"BEFORE = True\n{GEVENT}") == "ok\n"
 
@@ -363,19 +377,3 @@ def test_nothing_can_be_patched_where_an_import_hook_raises(monkeypatch: pytest.
 def test_search_for_gevent_passes_on_what_a_signal_handler_raises() -> None:
     line = next(n for n in count(1) if not is_interrupted_by_signal(threads.is_patch_possible, threads, n))
     assert line > 1
-
-
-@pytest.mark.parametrize(("offer_s", "offers"), [(0.0005, 100), (0.04, 3)])
-def test_gil_is_offered_rarely_where_an_offer_takes_long(offer_s: float, offers: int) -> None:
-    now_s, offered = 1000.0, 0
-
-    def sleep(_: float) -> None:
-        nonlocal now_s, offered
-        offered += 1
-        now_s += offer_s
-
-    offer = GilOffer(lambda: now_s, sleep)
-    for _ in range(100):  # of a second's work
-        now_s += 0.01
-        offer()
-    assert offered == offers
