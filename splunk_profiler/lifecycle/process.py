@@ -38,6 +38,7 @@ _MAX_STOP_S = 3600.0  # locks and polls take no infinite time
 _SIGTERM_TIMEOUT_S = 1.2  # less than `SigtermHandler` allows
 _EXIT_TIMEOUT_S = 1.5  # for sampling: joins and a cancelled export take less than half a second more
 _FORK_TIMEOUT_S = 0.02
+_STANDARD_LIBRARY = 5  # `WHENCE_STDLIB` of the interpreters that it makes
 _EXEC_MODULES = {"subprocess", "gevent.subprocess"}  # modules whose forks run another program
 
 
@@ -132,12 +133,14 @@ class ProcessProfiler:
         if sys.platform == "win32":
             self._once_log.log("the profiler stays off: on Windows it can neither sample nor publish to host profilers")
             return False
-        if _is_main_interpreter():
+        number, maker = _current_interpreter()
+        if number == 0:
             return True
-        self._once_log.log(
-            "the profiler runs in the main interpreter only and stays off in this subinterpreter"
-            " (mod_wsgi: WSGIApplicationGroup %{GLOBAL})"
-        )
+        text = "the profiler runs in the main interpreter only and stays off in this subinterpreter"
+        if maker == _STANDARD_LIBRARY:  # it makes one for each worker of a pool, and each would say so
+            logger.info(text)
+        else:
+            self._once_log.log(f"{text} (mod_wsgi: WSGIApplicationGroup %{{GLOBAL}})")
         return False
 
     def _resolve_settings(self, config: Config | None) -> Resolved:
@@ -323,13 +326,14 @@ def _is_forked_to_exec() -> bool:
     return frame.f_code.co_name == "_execute_child" and frame.f_globals.get("__name__") in _EXEC_MODULES
 
 
-def _is_main_interpreter() -> bool:
+def _current_interpreter() -> tuple[int, int]:
+    """Return the number of this interpreter, 0 for the main one, and who has made it; before CPython 3.13, -1."""
     try:
         interpreters: Any = import_module("_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters")
     except ImportError:
-        return True  # this implementation has no subinterpreters
+        return 0, -1  # this implementation has no subinterpreters
     current = interpreters.get_current()
-    return int(current[0] if isinstance(current, tuple) else current) == 0
+    return current if isinstance(current, tuple) else (int(current), -1)
 
 
 PROCESS_PROFILER = ProcessProfiler()
