@@ -127,7 +127,10 @@ class ConnectionSelector:
         self._transport = transport
         self._tracer_provider = tracer_provider
         self._can_share = share_connection and not _LATE_THREADS_FAIL
-        self._credentials = _credentials(transport) if endpoint.is_secure else None
+        self._credentials: grpc.ChannelCredentials | None = None
+        self._read_files: list[tuple[int, ...]] = []  # as they were when the credentials were made
+        if endpoint.is_secure:
+            self._renew_credentials()
         self._own_connection: Connection | None = None
         self._shared_connection: Connection | None = None
         self._avoid_shared_until_ns: int | None = None
@@ -163,13 +166,14 @@ class ConnectionSelector:
         return own
 
     def record_failure(self, connection: Connection, *, timed_out: bool) -> None:
-        """Avoid a shared connection for 60 s; close our own after two timeouts in a row."""
+        """Avoid a shared connection for 60 s; close our own after two timeouts in a row, or with new certificates."""
         if connection.is_shared:
             self._avoid_shared_until_ns = clocks.monotonic_ns() + _AVOID_SHARED_NS
             return
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
-        if self._consecutive_timeouts > 1:
-            self.close()  # the host may be gone without a reset: only a new connection shows it
+        # The host may be gone without a reset: only a new connection shows it.
+        if self._consecutive_timeouts > 1 or (self._endpoint.is_secure and self._renew_credentials()):
+            self.close()
             self._consecutive_timeouts = 0
 
     def avoid_shared(self) -> None:
@@ -192,6 +196,14 @@ class ConnectionSelector:
             _keep_for_ever(own)
         elif own is not None:
             own.channel.close()
+
+    def _renew_credentials(self) -> bool:
+        """Read the certificates if they have changed since, as short-lived ones do; return True if so."""
+        files = [_file_state(path) for path in self._transport.certificates.files]
+        if files == self._read_files:
+            return False
+        self._read_files, self._credentials = files, _credentials(self._transport)
+        return True
 
     def _open_channel(self) -> grpc.Channel:
         _keep_grpc_running()
@@ -279,6 +291,14 @@ def _load_provider_credentials(name: str) -> grpc.ChannelCredentials:
     if not isinstance(credentials, grpc.ChannelCredentials):
         raise TypeError(f"it makes {type(credentials).__name__}, not grpc.ChannelCredentials")
     return credentials
+
+
+def _file_state(path: str) -> tuple[int, ...]:
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return ()
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _read_pem(path: str, setting: str) -> bytes | None:

@@ -39,7 +39,17 @@ _TOO_LARGE_PATTERN = re.compile(
 )
 _TOO_LARGE_ANSWER = "CLIENT: Received message larger"  # gRPC's error for an answer: the records may have been taken
 _TOO_LARGE_CODES = (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_ARGUMENT, _CODE.UNKNOWN)
-_CERTIFICATE_PATTERN = re.compile(r"CERTIFICATE_VERIFY_FAILED|Hostname Verification|peer .*name|certificate", re.I)
+_CERTIFICATE_FAULTS = {  # patterns of gRPC's messages, the first that fits
+    "has expired": "a certificate of {url} has expired ({details}); renew it there, or that in the file of {authority}",
+    "not yet valid": "a certificate of {url} is not valid yet ({details}); compare the clocks of both machines",
+    "Hostname Verification|peer .*name": "the certificate of {url} is for another name ({details}); set {setting} to a"
+    " name that it has",
+    "certificate": "the certificate of {url} is not trusted ({details}); set {authority} to the file of its authority",
+    "security handshaker": "the certificates for {url} cannot be used ({details}); look at {authority}, {key} and"
+    " {chain}",
+    "Socket closed|handshake": "{url} broke off ({details}); if it wants a client certificate, set {key} and {chain} to"
+    " one that it trusts and that has not expired",
+}
 # gRPC's own messages; any other one is the answer of a server.
 _LOST_PATTERN = re.compile(
     "failed to connect|errors resolving|DNS resolution|Socket closed|reset by peer|Broken pipe|GOAWAY|RST_STREAM"
@@ -148,7 +158,7 @@ def _explain(
             return f"{url} answers, but takes no records now ({details})"
         if found := _explain_protocol(endpoint, protocol, setting):
             return found
-        if endpoint.is_secure and (found := _explain_certificate(details, url, transport)):
+        if endpoint.is_secure and (found := _explain_certificate(details, endpoint, transport, setting)):
             return found
         return f"no collector can be reached at {url} ({details}); start one there or set {setting}"
     hints = {
@@ -182,15 +192,11 @@ def _explain_protocol(endpoint: Endpoint, protocol: ServerProtocol, setting: str
     return ""
 
 
-def _explain_certificate(details: str, url: str, transport: Transport) -> str:
+def _explain_certificate(details: str, endpoint: Endpoint, transport: Transport, setting: str) -> str:
     authority, key, chain = transport.certificates.settings
-    if _CERTIFICATE_PATTERN.search(details):
-        return f"the certificate of {url} is not trusted ({details}); set {authority} to the file of its authority"
-    if "security handshaker" in details:
-        return f"the certificates for {url} cannot be used ({details}); look at {authority}, {key} and {chain}"
-    if "Socket closed" in details or "handshake" in details:
-        return f"{url} broke off ({details}); if it wants a client certificate, set {key} and {chain}"
-    return ""
+    names = {"url": endpoint.url, "setting": setting, "authority": authority, "key": key, "chain": chain}
+    texts = (text for words, text in _CERTIFICATE_FAULTS.items() if re.search(words, details, re.I))
+    return next(texts, "").format(details=details, **names)
 
 
 def _retry_after_ns(error: grpc.RpcError) -> int | None:

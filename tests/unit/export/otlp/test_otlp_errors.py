@@ -156,6 +156,24 @@ def test_proxy_between_is_named_where_no_collector_is_reached(variables: dict[st
     assert not explain_proxy(Endpoint("unix:/s", "unix:/s", False, ""), variables)
 
 
+@pytest.mark.parametrize(
+    ("found", "advice"),
+    [
+        ("CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", "renew it there"),
+        ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid: OK", "compare the clocks"),
+        ("UNAUTHENTICATED: Hostname Verification Check failed.", "set SPLUNK_PROFILER_LOGS_ENDPOINT to a name"),
+        ("Peer name h is not in peer certificate", "set SPLUNK_PROFILER_LOGS_ENDPOINT to a name"),  # of gRPC 1.63
+        ("CERTIFICATE_VERIFY_FAILED: self signed certificate: OK", "set OTEL_EXPORTER_OTLP_CERTIFICATE to the file"),
+        ("Socket closed", "set OTEL_EXPORTER_OTLP_CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE to one"),
+    ],
+)
+def test_advice_about_a_certificate_fits_what_is_wrong_with_it(found: str, advice: str) -> None:
+    endpoint = Endpoint("https://h:4317", "h:4317", True, "")
+    details = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:4317: {found}"
+    unavailable = Refusal(grpc.StatusCode.UNAVAILABLE, details)
+    assert advice in classify_error(unavailable, endpoint, Transport(), ServerProtocol.TLS).detail
+
+
 def test_server_that_drops_each_request_is_perhaps_no_collector() -> None:
     endpoint = Endpoint("http://h:4317", "h:4317", False, "")
     dropped = Refusal(grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed)")

@@ -50,6 +50,26 @@ def test_collector_that_takes_nothing_now_is_not_said_to_be_out_of_reach(scheme:
     assert (result.export_status, result.detail) == (ExportStatus.RETRY, detail)
 
 
+def test_certificates_that_are_replaced_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    old, new = CertificateFiles(tmp_path / "old"), CertificateFiles(tmp_path / "new")
+    address, trusted = f"127.0.0.1:{find_free_ports(1)[0]}", tmp_path / "trusted.pem"
+    trusted.write_bytes(old.authority.read_bytes())
+    transport = Transport(certificates=Certificates(files=(str(trusted), "", "")))
+    endpoint = parse_endpoint(f"https://localhost:{address.rpartition(':')[2]}")
+    sink: OtlpSink[Sample] = OtlpSink(endpoint, lambda _: b"", transport)
+    batch = Batch((make_sample(1),))
+    with running(Collector(), address, old):
+        assert sink.export(batch).export_status is ExportStatus.DELIVERED
+    with running(Collector(), address, new):
+        assert "is not trusted" in sink.export(batch).detail
+        trusted.write_bytes(new.authority.read_bytes())
+        assert sink.export(batch).export_status is ExportStatus.RETRY  # its failure shows that they have changed
+        assert sink.export(batch).export_status is ExportStatus.DELIVERED
+    sink.shutdown()
+
+
 def test_a_refusal_is_told_at_a_length_that_fits_a_log() -> None:
     with running(Collector("no room; " * 100_000)) as port:
         sink: OtlpSink[Sample] = OtlpSink(parse_endpoint(f"http://127.0.0.1:{port}"), lambda _: b"", Transport())
