@@ -127,10 +127,8 @@ class ConnectionSelector:
         self._transport = transport
         self._tracer_provider = tracer_provider
         self._can_share = share_connection and not _LATE_THREADS_FAIL
-        self._credentials: grpc.ChannelCredentials | None = None
-        self._read_files: list[tuple[int, ...]] = []  # as they were when the credentials were made
-        if endpoint.is_secure:
-            self._renew_credentials()
+        self._pems = _pems(transport)
+        self._credentials = _credentials(transport) if endpoint.is_secure else None
         self._own_connection: Connection | None = None
         self._shared_connection: Connection | None = None
         self._avoid_shared_until_ns: int | None = None
@@ -198,11 +196,11 @@ class ConnectionSelector:
             own.channel.close()
 
     def _renew_credentials(self) -> bool:
-        """Read the certificates if they have changed since, as short-lived ones do; return True if so."""
-        files = [_file_state(path) for path in self._transport.certificates.files]
-        if files == self._read_files:
+        """Use the certificates that have been replaced, as short-lived ones are, once all are there; True if so."""
+        found = _pems(self._transport)
+        if found == self._pems or None in found:
             return False
-        self._read_files, self._credentials = files, _credentials(self._transport)
+        self._pems, self._credentials = found, _credentials(self._transport)
         return True
 
     def _open_channel(self) -> grpc.Channel:
@@ -293,12 +291,16 @@ def _load_provider_credentials(name: str) -> grpc.ChannelCredentials:
     return credentials
 
 
-def _file_state(path: str) -> tuple[int, ...]:
-    try:
-        found = Path(path).stat()
-    except (OSError, ValueError):
-        return ()
-    return found.st_mtime_ns, found.st_ino, found.st_size
+def _pems(transport: Transport) -> list[bytes | None]:
+    """Return what the configured files hold; None: no certificate or key."""
+    found: list[bytes | None] = []
+    for path in filter(None, transport.certificates.files):
+        try:
+            content = Path(path).read_bytes()
+        except (OSError, ValueError):
+            content = b""
+        found.append(content if b"-----BEGIN " in content else None)
+    return found
 
 
 def _read_pem(path: str, setting: str) -> bytes | None:

@@ -64,6 +64,8 @@ def test_certificates_that_are_replaced_are_read_again(tmp_path: Path) -> None:
         assert sink.export(batch).export_status is ExportStatus.DELIVERED
     with running(Collector(), address, new):
         assert "is not trusted" in sink.export(batch).detail
+        trusted.write_bytes(b"")  # being written: until it is there, only the old one counts
+        assert "is not trusted" in sink.export(batch).detail
         trusted.write_bytes(new.authority.read_bytes())
         assert sink.export(batch).export_status is ExportStatus.RETRY  # its failure shows that they have changed
         assert sink.export(batch).export_status is ExportStatus.DELIVERED
