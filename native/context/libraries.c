@@ -84,6 +84,15 @@ static const char *tls_of(library_kind kind, slot_accessor accessor)
     return thread_records_thread_pointer() + search.found->argument == (intptr_t)accessor() ? "static" : "dynamic";
 }
 
+static void *find_symbol(void *handle, const char *file, const char *name)
+{
+    void *found = dlsym(handle, name);
+    if (found == NULL) {
+        PyErr_Format(PyExc_OSError, "%s is not the profiler's library: it has no %s", file, name);
+    }
+    return found;
+}
+
 /* Make readers look at the process's mappings again: they trace this call. The page and its name do not
  * matter to them. It is unmapped at once, since a lasting name would mislead readers of OpenTelemetry's
  * process context. */
@@ -126,36 +135,29 @@ typedef struct {
     void **pointer;
 } opened_library;
 
-/* Load a library for as long as the process lives, and point it to its storage at once. `content` NULL: it has none.
- * Return false with an exception if it is none of ours. */
-static bool open_library(const char *file, library_kind kind, void *content, opened_library *opened)
+/* Load a library for as long as the process lives. As an import of an extension module this waits for the linker with
+ * the GIL: without it, a fork or a stop would find the library mapped and its storage not yet set. Return false with an
+ * exception if it is none of ours. */
+static bool open_library(const char *file, library_kind kind, bool has_storage, opened_library *opened)
 {
-    void *handle;
-    *opened = (opened_library){0};
-    Py_BEGIN_ALLOW_THREADS
-    handle = loaded_modules_open(file);
-    if (handle != NULL) {
-        opened->accessor = (slot_accessor)dlsym(handle, symbols[kind].accessor);
-        opened->pointer = content == NULL ? NULL : dlsym(handle, STORAGE_POINTER);
-    }
-    if (opened->accessor != NULL && opened->pointer != NULL) {
-        __atomic_store_n(opened->pointer, content, __ATOMIC_RELEASE); /* readers do not wait for the GIL */
-    }
-    Py_END_ALLOW_THREADS
+    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
         PyErr_Format(PyExc_OSError, "%s cannot be loaded: %s", file, dlerror());
         return false;
     }
-    if (opened->accessor == NULL || (content != NULL && opened->pointer == NULL)) {
-        const char *missing = opened->accessor == NULL ? symbols[kind].accessor : STORAGE_POINTER;
-        PyErr_Format(PyExc_OSError, "%s is not the profiler's library: it has no %s", file, missing);
+    opened->pointer = has_storage ? find_symbol(handle, file, STORAGE_POINTER) : NULL;
+    opened->accessor = NULL;
+    if (!has_storage || opened->pointer != NULL) {
+        opened->accessor = (slot_accessor)find_symbol(handle, file, symbols[kind].accessor);
+    }
+    if (opened->accessor == NULL) {
         dlclose(handle);
         return false;
     }
     return true;
 }
 
-/* Own the storage of the library that was just loaded. */
+/* Point the library that was just loaded to its storage, which this owns from now on. */
 static void publish_storage(void **pointer, void *content)
 {
     if (storage.pointer != NULL && storage.pointer != pointer) {
@@ -179,7 +181,7 @@ static PyObject *load_library(library_kind kind, PyObject *path, PyObject *conte
         goto error;
     }
     opened_library opened;
-    if (!open_library(file, kind, copied, &opened)) {
+    if (!open_library(file, kind, content != NULL, &opened)) {
         goto error;
     }
     if (content != NULL) {
@@ -189,12 +191,10 @@ static PyObject *load_library(library_kind kind, PyObject *path, PyObject *conte
     const char *tls = tls_of(kind, opened.accessor);
     thread_records_use_library(kind, opened.accessor, strcmp(tls, "static") == 0);
     notify_readers();
-    Py_BEGIN_ALLOW_THREADS
-    void *again = loaded_modules_open(file); /* some readers trace this call instead */
+    void *again = dlopen(file, RTLD_NOW | RTLD_LOCAL); /* some readers trace this call instead */
     if (again != NULL) {
         dlclose(again);
     }
-    Py_END_ALLOW_THREADS
     tls_name = PyUnicode_FromString(tls);
 error:
     free(copied);

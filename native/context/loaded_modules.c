@@ -1,7 +1,6 @@
 /* Reads the tables of a loaded module. Every address from a file is checked against the module's segments. */
 #include "loaded_modules.h"
 
-#include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -57,14 +56,6 @@ void loaded_modules_visit(int (*visit)(struct dl_phdr_info *, size_t, void *), v
         dl_iterate_phdr(visit, argument);
         pthread_mutex_unlock(&visit_mutex);
     }
-}
-
-void *loaded_modules_open(const char *file)
-{
-    pthread_mutex_lock(&visit_mutex);
-    void *handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    pthread_mutex_unlock(&visit_mutex);
-    return handle;
 }
 
 static int stop_at_first(struct dl_phdr_info *info, size_t size, void *argument)

@@ -45,9 +45,6 @@ bool loaded_modules_is_linker_usable(void);
  * linker may need it, as callbacks in Python do. */
 void loaded_modules_visit(int (*visit)(struct dl_phdr_info *, size_t, void *), void *argument);
 
-/* Call dlopen; no thread forks meanwhile. The caller must not have the GIL. */
-void *loaded_modules_open(const char *file);
-
 /* Wait until the linker can be used. Never returns in a child that was forked while another thread held its lock. */
 void loaded_modules_wait_for_linker(void);
 

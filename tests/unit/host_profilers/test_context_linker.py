@@ -13,7 +13,7 @@ pytest.importorskip("splunk_profiler._context", reason="the native publisher is 
 
 from context_factory import hooks, install
 from linker_threads import thread_in_linker
-from own_memory import ELASTIC_PATH, LABELS_PATH, storage_of
+from own_memory import LABELS_PATH
 
 from splunk_profiler import _context as native
 
@@ -41,15 +41,13 @@ def test_look_for_modules_lets_a_thread_in_the_linker_run_python() -> None:
         assert status_of_child(body) == 0
 
 
-def test_load_of_a_library_lets_a_thread_in_the_linker_run_python() -> None:
+def test_look_for_a_descriptor_lets_a_thread_in_the_linker_run_python() -> None:
     def body() -> None:
         native.wait_for_linker()
-        with thread_in_linker() as is_over:
+        native.load_labels_library(LABELS_PATH)
+        with thread_in_linker() as is_over:  # where a library is loaded already, the linker has nothing to wait for
             is_over.set()
-            native.load_labels_library(LABELS_PATH)
-        with thread_in_linker() as is_over:
-            is_over.set()
-            native.load_elastic_library(ELASTIC_PATH, storage_of("shop", "", "/run/a.sock"))
+            assert native.load_labels_library(LABELS_PATH) == "static"
 
     assert status_of_child(body) == 0
 
