@@ -27,6 +27,8 @@ from splunk_profiler.system.guard import logger
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _CREDENTIAL_PROVIDER_GROUP = "opentelemetry_otlp_credential_provider"
+_PEM_BEGIN = b"-----BEGIN "
+Pems = tuple[bytes | None, bytes | None, bytes | None]  # trusted certificates, the client's key and its chain
 TRACE_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 # These versions start no thread after the main one has ended, but gRPC needs one for a shared call.
 _LATE_THREADS_FAIL = (3, 12) <= sys.version_info[:3] < (3, 12, 2)
@@ -127,8 +129,13 @@ class ConnectionSelector:
         self._transport = transport
         self._tracer_provider = tracer_provider
         self._can_share = share_connection and not _LATE_THREADS_FAIL
-        self._pems = _pems(transport)
-        self._credentials = _credentials(transport) if endpoint.is_secure else None
+        self._pems: Pems = (None, None, None)
+        self._credentials: grpc.ChannelCredentials | None = None
+        if endpoint.is_secure:
+            certificates = transport.certificates
+            authority, key, chain = map(_read_pem, certificates.files, certificates.settings)
+            self._pems = (authority, key, chain)
+            self._credentials = _credentials(transport, self._pems)
         self._own_connection: Connection | None = None
         self._shared_connection: Connection | None = None
         self._avoid_shared_until_ns: int | None = None
@@ -196,11 +203,12 @@ class ConnectionSelector:
             own.channel.close()
 
     def _renew_credentials(self) -> bool:
-        """Use the certificates that have been replaced, as short-lived ones are, once all are there; True if so."""
-        found = _pems(self._transport)
-        if found == self._pems or None in found:
+        """Use the certificates that have been replaced, as short-lived ones are; return True if there are any."""
+        authority, key, chain = map(_replaced_pem, self._transport.certificates.files, self._pems)
+        found = (authority, key, chain)
+        if found == self._pems:
             return False
-        self._pems, self._credentials = found, _credentials(self._transport)
+        self._pems, self._credentials = found, _credentials(self._transport, found)
         return True
 
     def _open_channel(self) -> grpc.Channel:
@@ -258,7 +266,7 @@ def uses_tls(exporter: object) -> bool:
     return not insecure if insecure is not None else getattr(exporter, "_credentials", None) is not None
 
 
-def _credentials(transport: Transport) -> grpc.ChannelCredentials:
+def _credentials(transport: Transport, pems: Pems) -> grpc.ChannelCredentials:
     if transport.credential_provider:
         try:
             return _load_provider_credentials(transport.credential_provider)
@@ -268,15 +276,12 @@ def _credentials(transport: Transport) -> grpc.ChannelCredentials:
                 quote_redacted(transport.credential_provider),
                 redact(str(error)),
             )
-    certificates = transport.certificates
-    ca_certificate, key, chain = (
-        _read_pem(path, setting) for path, setting in zip(certificates.files, certificates.settings, strict=True)
-    )
+    authority, key, chain = pems
     if (key is None) is not (chain is None):
         message = "%s and %s go together and only one of them can be used; no client certificate is sent"
-        logger.warning(message, *certificates.settings[1:])
+        logger.warning(message, *transport.certificates.settings[1:])
         key = chain = None
-    return grpc.ssl_channel_credentials(ca_certificate, key, chain)
+    return grpc.ssl_channel_credentials(authority, key, chain)
 
 
 def _load_provider_credentials(name: str) -> grpc.ChannelCredentials:
@@ -291,16 +296,13 @@ def _load_provider_credentials(name: str) -> grpc.ChannelCredentials:
     return credentials
 
 
-def _pems(transport: Transport) -> list[bytes | None]:
-    """Return what the configured files hold; None: no certificate or key."""
-    found: list[bytes | None] = []
-    for path in filter(None, transport.certificates.files):
-        try:
-            content = Path(path).read_bytes()
-        except (OSError, ValueError):
-            content = b""
-        found.append(content if b"-----BEGIN " in content else None)
-    return found
+def _replaced_pem(path: str, before: bytes | None) -> bytes | None:
+    """Return what a file holds now; `before` if that is no certificate or key, as while it is written."""
+    try:
+        content = Path(path).read_bytes() if path and Path(path).is_file() else b""  # a pipe can be read once
+    except (OSError, ValueError):
+        content = b""
+    return content if _PEM_BEGIN in content else before
 
 
 def _read_pem(path: str, setting: str) -> bytes | None:
@@ -311,7 +313,7 @@ def _read_pem(path: str, setting: str) -> bytes | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
     else:
-        if b"-----BEGIN " in content:
+        if _PEM_BEGIN in content:
             return content
         reason = "it holds no PEM data"
     consequence = "no client certificate is sent" if "CLIENT" in setting else "the system's certificates are trusted"

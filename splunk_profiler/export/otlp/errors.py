@@ -40,6 +40,8 @@ _TOO_LARGE_PATTERN = re.compile(
 _TOO_LARGE_ANSWER = "CLIENT: Received message larger"  # gRPC's error for an answer: the records may have been taken
 _TOO_LARGE_CODES = (_CODE.RESOURCE_EXHAUSTED, _CODE.OUT_OF_RANGE, _CODE.INVALID_ARGUMENT, _CODE.UNKNOWN)
 _CERTIFICATE_FAULTS = {  # patterns of gRPC's messages, the first that fits
+    "ALERT_.*(CERTIFICATE|UNKNOWN_CA)": "{url} does not take the client certificate ({details}); look at {key} and"
+    " {chain}",
     "has expired": "a certificate of {url} has expired ({details}); renew it there, or that in the file of {authority}",
     "not yet valid": "a certificate of {url} is not valid yet ({details}); compare the clocks of both machines",
     "Hostname Verification|peer .*name": "the certificate of {url} is for another name ({details}); set {setting} to a"
@@ -53,7 +55,7 @@ _CERTIFICATE_FAULTS = {  # patterns of gRPC's messages, the first that fits
 # gRPC's own messages; any other one is the answer of a server.
 _LOST_PATTERN = re.compile(
     "failed to connect|errors resolving|DNS resolution|Socket closed|reset by peer|Broken pipe|GOAWAY|RST_STREAM"
-    "|timed out|ping timeout|keepalive",
+    "|Connection timed out|ping timeout|keepalive watchdog",
     re.I,
 )
 _RETRY_INFO_KEY = "google.rpc.retryinfo-bin"

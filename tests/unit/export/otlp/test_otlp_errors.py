@@ -164,6 +164,11 @@ def test_proxy_between_is_named_where_no_collector_is_reached(variables: dict[st
         ("UNAUTHENTICATED: Hostname Verification Check failed.", "set SPLUNK_PROFILER_LOGS_ENDPOINT to a name"),
         ("Peer name h is not in peer certificate", "set SPLUNK_PROFILER_LOGS_ENDPOINT to a name"),  # of gRPC 1.63
         ("CERTIFICATE_VERIFY_FAILED: self signed certificate: OK", "set OTEL_EXPORTER_OTLP_CERTIFICATE to the file"),
+        (
+            "SSL_ERROR_SSL: error:1: OPENSSL_internal:SSLV3_ALERT_CERTIFICATE_EXPIRED",
+            "look at OTEL_EXPORTER_OTLP_CLIENT_KEY",
+        ),
+        ("SSL_ERROR_SSL: error:1: OPENSSL_internal:TLSV1_ALERT_UNKNOWN_CA", "look at OTEL_EXPORTER_OTLP_CLIENT_KEY"),
         ("Socket closed", "set OTEL_EXPORTER_OTLP_CLIENT_KEY and OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE to one"),
     ],
 )

@@ -56,7 +56,8 @@ def test_certificates_that_are_replaced_are_read_again(tmp_path: Path) -> None:
     old, new = CertificateFiles(tmp_path / "old"), CertificateFiles(tmp_path / "new")
     address, trusted = f"127.0.0.1:{find_free_ports(1)[0]}", tmp_path / "trusted.pem"
     trusted.write_bytes(old.authority.read_bytes())
-    transport = Transport(certificates=Certificates(files=(str(trusted), "", "")))
+    missing = str(tmp_path / "missing")  # a client's, without which the collector takes records
+    transport = Transport(certificates=Certificates(files=(str(trusted), missing, missing)))
     endpoint = parse_endpoint(f"https://localhost:{address.rpartition(':')[2]}")
     sink: OtlpSink[Sample] = OtlpSink(endpoint, lambda _: b"", transport)
     batch = Batch((make_sample(1),))
