@@ -63,15 +63,23 @@ def _describe_message(name: str, body: str) -> bytes:
     return field(tag(1), name.encode()) + b"".join(field(tag(2), _describe_field(*each)) for each in fields)
 
 
-def _make_message() -> Any:
-    head = ((1, b"splunk_profiler/pprof.proto"), (2, _PACKAGE.encode()), (12, b"proto3"))
+def _make_messages() -> dict[str, Any]:
+    """Return the classes of all messages: nothing else holds those of fields.
+
+    CPython 3.14 clears such a class and frees it later where it collects garbage on a thread with a small stack.
+    Meanwhile protobuf finds it, and crashes.
+    """
+    name = "splunk_profiler/pprof.proto"
+    head = ((1, name.encode()), (2, _PACKAGE.encode()), (12, b"proto3"))
     messages = re.findall(r"message (\w+) {(.*?)}", _SCHEMA, re.DOTALL)
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(
         b"".join(field(tag(number), text) for number, text in head)
         + b"".join(field(tag(4), _describe_message(*each)) for each in messages)
     )
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))
+    described = pool.FindFileByName(name).message_types_by_name
+    return {key: message_factory.GetMessageClass(described[key]) for key in described}
 
 
-ProfileMessage = _make_message()
+_MESSAGES = _make_messages()
+ProfileMessage = _MESSAGES["Profile"]
