@@ -25,6 +25,7 @@ _MAX_WAIT_S = 3600.0
 _INITIAL_BACKOFF_NS = 500_000_000
 # A record must flow within 15 s of the collector's return: this, plus what an export may take (10 s).
 _MAX_BACKOFF_NS = 4_000_000_000
+_STEADY_BATCHES = 64  # that are delivered before larger ones are tried again: each try is a request in vain
 _MAX_TOO_LARGE = 32  # in a row; halving down to the one record or stack that is too large takes 12
 _MAX_INTERRUPTIONS = 16  # in a row that are no failures; a receiver that answers soon takes a batch in between
 MAX_PATIENT_FORK_S = 0.25  # once in so many interruptions, each with a pause after it: in 8 seconds at most once
@@ -83,6 +84,7 @@ class BatchExporter(Generic[Record]):
         self._batch_limit = self._limits.batch_records  # lower while the receiver finds batches too large
         self._failures = 0
         self._too_large_count = 0  # batches in a row
+        self._steady_batches = 0  # left until larger ones are tried
         self._interruption_count = 0  # exports in a row
         self._guard = Guard("the exporting thread")
         self._delivery_log = DeliveryLog(monotonic_ns, warning_limit)
@@ -279,7 +281,9 @@ class BatchExporter(Generic[Record]):
             requeued = self._shrink(requeued)
             export_status = ExportStatus.RETRY if len(requeued) > 1 else ExportStatus.REJECTED
         elif export_status is ExportStatus.DELIVERED:
-            self._batch_limit = min(self._batch_limit * 2, self._limits.batch_records)
+            self._steady_batches = max(self._steady_batches - 1, 0)
+            if not self._steady_batches:
+                self._batch_limit = min(self._batch_limit * 2, self._limits.batch_records)
             self._too_large_count = 0
         with self._lock:
             if self._in_flight is not batch:  # `stop` gave up and counted them as lost
@@ -313,6 +317,7 @@ class BatchExporter(Generic[Record]):
             self._batch_limit = self._limits.batch_records
             return ()
         self._batch_limit = max(len(records) // 2, 1)
+        self._steady_batches = _STEADY_BATCHES if len(records) > 1 else 0  # one record: others may fit
         return records if len(records) > 1 else _split_record(records[0])
 
     def _drop_oldest(self) -> None:

@@ -304,6 +304,23 @@ def test_too_large_batch_is_split_and_only_the_too_large_record_is_lost() -> Non
     assert batch_exporter.counters() == RecordCounters(recorded=4, delivered=3, rejected=1)
 
 
+class LimitedSink(ScriptedSink):
+    """One of a receiver that takes 31 records at most."""
+
+    def export(self, batch: Batch[Sample]) -> ExportResult:
+        super().export(batch)
+        return ExportResult(ExportStatus.TOO_LARGE, "larger than max") if len(batch.records) > 31 else DELIVERED
+
+
+def test_receiver_with_a_limit_is_seldom_asked_for_more() -> None:
+    sink, clock = LimitedSink(*[DELIVERED] * 1000), Clock()
+    batch_exporter = make(sink, clock, batch_records=64)
+    batch_exporter.record(samples(1, 2000))
+    run_until_idle(batch_exporter, clock)
+    assert batch_exporter.counters() == RecordCounters(recorded=2000, delivered=2000)
+    assert len([batch for batch in sink.batches if len(batch) > 31]) < 10
+
+
 def test_an_exception_in_the_sink_is_survived_and_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     sink, clock = ScriptedSink(*[ZeroDivisionError("x")] * 4, DELIVERED), Clock()
     batch_exporter = make(sink, clock, batch_records=1)
