@@ -27,7 +27,6 @@ from splunk_profiler.system.guard import logger
 
 EXPORT_METHOD = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
 _CREDENTIAL_PROVIDER_GROUP = "opentelemetry_otlp_credential_provider"
-_PEM_BEGIN = b"-----BEGIN "
 Pems = tuple[bytes | None, bytes | None, bytes | None]  # trusted certificates, the client's key and its chain
 TRACE_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 # These versions start no thread after the main one has ended, but gRPC needs one for a shared call.
@@ -296,26 +295,28 @@ def _load_provider_credentials(name: str) -> grpc.ChannelCredentials:
     return credentials
 
 
-def _replaced_pem(path: str, before: bytes | None) -> bytes | None:
-    """Return what a file holds now; `before` if that is no certificate or key, as while it is written."""
-    try:
-        content = Path(path).read_bytes() if path and Path(path).is_file() else b""  # a pipe can be read once
-    except (OSError, ValueError):
-        content = b""
-    return content if _PEM_BEGIN in content else before
-
-
 def _read_pem(path: str, setting: str) -> bytes | None:
     if not path:
         return None
     try:
-        content = Path(path).read_bytes()
+        return _pem(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-    else:
-        if _PEM_BEGIN in content:
-            return content
-        reason = "it holds no PEM data"
     consequence = "no client certificate is sent" if "CLIENT" in setting else "the system's certificates are trusted"
     logger.warning("%s=%s cannot be used: %s; %s", setting, quote_redacted(path), reason, consequence)
     return None
+
+
+def _replaced_pem(path: str, before: bytes | None) -> bytes | None:
+    """Return what a file holds now; `before` if that is no certificate or key, as while it is written."""
+    with suppress(OSError, ValueError):
+        if Path(path).is_file():  # a pipe can be read once
+            return _pem(path)
+    return before
+
+
+def _pem(path: str) -> bytes:
+    content = Path(path).read_bytes()
+    if b"-----BEGIN " not in content:
+        raise ValueError("it holds no PEM data")
+    return content
