@@ -24,7 +24,7 @@ from result import Result, main, median, middle_half
 import splunk_profiler
 
 TASKS = 20
-SETTLE_S = 0.3  # a start goes on for a tenth of a second on threads of its own, which took a third of these switches
+SETTLE_S = 0.3  # a start goes on for a tenth of a second on threads of its own; switches take a third longer then
 PUBLISHING = splunk_profiler.Config(enabled=False, correlation="true", custom_labels="true")
 
 

@@ -1,4 +1,4 @@
-"""What the detectors of OpenTelemetry's SDK find."""
+"""The resource that detectors of OpenTelemetry's SDK describe."""
 
 from __future__ import annotations
 
