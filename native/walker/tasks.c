@@ -61,13 +61,12 @@ static bool is_wrapper(PyObject *object)
     return false;
 }
 
-static int visit_wrapped(PyObject *object, void *found)
+/* All of them visit first what they await. What else they hold, such as the default of `anext`, may be any generator, even
+ * the one that awaits them. */
+static int visit_first(PyObject *object, void *found)
 {
-    PyObject **inner = found;
-    if (*inner == NULL && (is_generator(object) || is_wrapper(object))) {
-        *inner = object;
-    }
-    return 0;
+    *(PyObject **)found = object;
+    return 1;
 }
 
 /* Return the generator that is, or is inside, an awaitable; borrowed from it, or NULL. */
@@ -79,7 +78,7 @@ static PyObject *find_generator(PyObject *awaitable)
         }
         PyObject *inner = NULL;
         if (is_wrapper(awaitable)) {
-            (void)Py_TYPE(awaitable)->tp_traverse(awaitable, visit_wrapped, &inner);
+            (void)Py_TYPE(awaitable)->tp_traverse(awaitable, visit_first, &inner);
         }
         awaitable = inner;
     }

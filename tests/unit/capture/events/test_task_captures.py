@@ -61,6 +61,19 @@ async def in_awaitable() -> None:
     await Awaitable()
 
 
+class Items:
+    """An asynchronous iterator of the application, without coroutines of its own."""
+
+    def __anext__(self) -> Awaitable:
+        return Awaitable()
+
+
+async def with_itself_as_default() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    await anext(Items(), task.get_coro())
+
+
 async def in_recursion(depth: int = 30) -> None:
     await (in_recursion(depth - 1) if depth else wait_in_task())
 
@@ -125,6 +138,12 @@ def test_tasks_have_their_own_stack_context_and_labels(ticker: Any) -> None:
         assert (raw.context, raw.labels, raw.state) == (number, f"label {number}", None)
         assert raw.key in own_keys
         assert not raw.stack.truncated
+
+
+def test_a_coroutine_is_not_followed_to_what_it_does_not_await(ticker: Any) -> None:
+    (raw,) = captured(ticker, with_itself_as_default)
+    assert functions_of(raw) == ["with_itself_as_default", "numbered"]
+    assert not raw.stack.truncated
 
 
 def test_deep_tasks_lose_the_root_end(ticker: Any) -> None:
