@@ -76,17 +76,14 @@ static int park_main_thread(void *unused)
     return 0;
 }
 
-/* Let the main thread, which has sent the signal, run no more Python code. */
-static void park(bool has_gil)
+/* Let the main thread, which runs the handler, run no more Python code. */
+static void park(bool is_sender_without_gil)
 {
     unblock_sigterm(); /* for the timer: there may be no other thread */
-    if (has_gil) {
-        (void)compat_add_main_pending_call(park_main_thread, NULL); /* if the queue is full, it goes on */
-        return;
-    }
-    for (;;) {
+    while (is_sender_without_gil) {
         (void)pause(); /* C code would go on until it takes the GIL */
     }
+    (void)compat_add_main_pending_call(park_main_thread, NULL); /* if the queue is full, it goes on */
 }
 
 static void start_time_limit(void)
@@ -108,10 +105,9 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
     /* A signal that a process sends to itself takes effect before the call returns (uvicorn ends so). No code
      * after that call may run. No other thread than the main thread can be parked; its `os.kill` has the GIL, so the
      * main thread does not have the GIL meanwhile. Nor does it in `signal.raise_signal`, but that is to the thread
-     * itself. So a main thread that has the GIL here is in its own `os.kill`, and has no lock of the pending calls. If C
-     * code on a thread without the GIL has sent the signal, it might: then the time limit ends the process. */
-    const bool has_gil = compat_calling_thread() != NULL;
-    const bool is_of_main = compat_is_main_thread() && (has_gil || info->si_code == SI_TKILL);
+     * itself. */
+    const bool is_main = compat_is_main_thread(), has_gil = compat_calling_thread() != NULL;
+    const bool is_of_main = is_main && (has_gil || info->si_code == SI_TKILL);
     const bool is_over = info->si_code == SI_TIMER && is_received(pid);
     int progress = NOTHING;
     if (is_over || pid != atomic_load(&sigterm_listener.pid) || (is_from_self && !is_of_main)) {
@@ -126,8 +122,10 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
         raise_by_default(pid);
     }
     wakeups_send();
-    if (is_from_self) {
-        park(has_gil);
+    /* Without us the main thread would have ended here: what it does next may be a section for which it blocks the signal,
+     * or `exec`. Should it be about to add or take a pending call just now, the time limit ends the process. */
+    if (is_main) {
+        park(is_from_self && !has_gil);
     }
     errno = saved;
 }

@@ -55,6 +55,15 @@ def killing() -> None:
     say("survived")
 
 
+def blocking() -> None:
+    """The signal comes while the main thread blocks it, as for a section that must be whole."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    say("blocked")
+    _until_told()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    say("survived")
+
+
 def threadless() -> None:
     """There is no room for the stack of another thread."""
     used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
@@ -99,7 +108,12 @@ def changing() -> None:
 
 
 def _get_signal_with_gil() -> None:
-    """Return when another process has sent SIGTERM, and no other thread has had the GIL since."""
+    """Return when another process has sent SIGTERM, and no other thread has had the GIL since.
+
+    Another thread gets it: the main thread would go no further.
+    """
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     holding_gil, answer = ctypes.PyDLL(None), ctypes.create_string_buffer(8)
     command = ["sh", "-c", f"read line; kill -TERM {os.getpid()}; echo sent"]
     sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -212,7 +226,7 @@ def _until_told() -> None:
 _STATES = {
     function.__name__: function
     for function in (
-        waiting, busy, stuck, raising, killing, threadless, timerless, forking, changing, thread_raising,
+        waiting, busy, stuck, raising, killing, blocking, threadless, timerless, forking, changing, thread_raising,
         thread_killing, restoring, ignoring, stopped, forked, multiprocessing_fork, multiprocessing_spawn,
     )
 }  # fmt: skip

@@ -82,6 +82,16 @@ def test_a_process_that_sends_itself_sigterm_runs_no_code_after_it(state: str, t
     wait_until(lambda: _is_marked(tmp_path, pid))
 
 
+def test_main_thread_that_blocks_sigterm_ends_where_it_unblocks_it(tmp_path: Path) -> None:
+    with Target("terminated.py", "blocking", env=_to_files(tmp_path)) as target:
+        target.line("blocked")
+        target.signal(signal.SIGTERM)
+        target.tell("go")
+        assert target.finish() == -signal.SIGTERM, target.output
+        assert "survived" not in target.final_output()
+    wait_until(lambda: _is_marked(tmp_path, target.pid))
+
+
 def test_sigterm_ends_a_process_that_can_make_no_more_threads(tmp_path: Path) -> None:
     _end_by_itself("threadless", tmp_path)
 
