@@ -14,8 +14,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #define LIBRARY  "cygrpc"
 #define FUNCTION "__register_atfork" /* of glibc, behind pthread_atfork; musl has none, and its slots stay */
@@ -38,10 +36,16 @@ static struct {
 
 static _Thread_local unsigned prepared; /* bits: handlers whose `prepare` this thread has called */
 
+/* gRPC aborts a process in which two threads are in its handlers. The second one forks without them: to wait could be for
+ * ever, since gRPC waits for the GIL there, which `os.fork` has. */
+static atomic_flag is_forking = ATOMIC_FLAG_INIT;
+static _Thread_local bool has_turn;
+
 static void prepare(void)
 {
     prepared = 0;
-    for (int i = MAX_HANDLERS - 1; i >= 0 && !atomic_load(&grpc.are_dropped); i--) {
+    has_turn = !atomic_flag_test_and_set(&is_forking);
+    for (int i = MAX_HANDLERS - 1; i >= 0 && has_turn && !atomic_load(&grpc.are_dropped); i--) {
         if (atomic_load(&grpc.kept[i].is_complete)) {
             prepared |= 1u << i;
             if (grpc.kept[i].prepare != NULL) {
@@ -58,6 +62,9 @@ static void finish(bool is_child)
         if ((prepared >> i & 1) != 0 && after != NULL) {
             after();
         }
+    }
+    if (has_turn || is_child) { /* a child has no other thread */
+        atomic_flag_clear(&is_forking);
     }
 }
 
@@ -87,7 +94,6 @@ static int keep(handler before, handler after_in_parent, handler after_in_child,
 /* Point a slot at `keep`; return false if it has another value than it should, or cannot be written. */
 static bool redirect(const struct dl_phdr_info *info, uintptr_t *slot)
 {
-    const uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
     if ((uintptr_t)slot % sizeof(*slot) != 0 || loaded_module_bytes_left(info, (uintptr_t)slot, PF_W) < sizeof(*slot)) {
         return false;
     }
@@ -99,8 +105,9 @@ static bool redirect(const struct dl_phdr_info *info, uintptr_t *slot)
     if (value != (uintptr_t)grpc.original && !is_bound_lazily) {
         return false;
     }
-    const bool is_protected = loaded_module_is_relro(info, (uintptr_t)slot, page_size);
-    return loaded_module_write_slot(slot, (uintptr_t)keep, is_protected ? PROT_READ : PROT_READ | PROT_WRITE);
+    bool is_loading; /* the linker still writes there */
+    const int protection = loaded_module_slot_protection(info, slot, &is_loading);
+    return !is_loading && loaded_module_write_slot(slot, (uintptr_t)keep, protection);
 }
 
 static int visit_module(struct dl_phdr_info *info, size_t Py_UNUSED(size), void *argument)

@@ -146,7 +146,8 @@ bool relocation_is_of(const loaded_module *m, const elf_relocation *relocation, 
     return start < m->strings_size && m->strings_size - start >= size && memcmp(m->strings + start, name, size) == 0;
 }
 
-int page_protection(uintptr_t address)
+/* Return the PROT_* flags of the page at this address from the kernel; -1: unknown. */
+static int page_protection(uintptr_t address)
 {
     int protection = -1;
     FILE *maps = fopen("/proc/self/maps", "re");
@@ -166,9 +167,10 @@ int page_protection(uintptr_t address)
     return protection;
 }
 
-/* The linker rounds both ends down to whole pages. */
-bool loaded_module_is_relro(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size)
+/* Return true if the linker write-protects this address after relocation. It rounds both ends down to whole pages. */
+static bool is_relro(const struct dl_phdr_info *info, uintptr_t address)
 {
+    const uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (size_t i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *header = &info->dlpi_phdr[i];
         uintptr_t start = info->dlpi_addr + header->p_vaddr;
@@ -178,6 +180,14 @@ bool loaded_module_is_relro(const struct dl_phdr_info *info, uintptr_t address, 
         }
     }
     return false;
+}
+
+int loaded_module_slot_protection(const struct dl_phdr_info *info, const uintptr_t *slot, bool *is_loading)
+{
+    const bool is_protected = is_relro(info, (uintptr_t)slot);
+    const int protection = is_protected ? page_protection((uintptr_t)slot) : PROT_READ | PROT_WRITE;
+    *is_loading = is_protected && protection >= 0 && (protection & PROT_WRITE) != 0;
+    return protection;
 }
 
 bool loaded_module_write_slot(uintptr_t *slot, uintptr_t value, int protection)

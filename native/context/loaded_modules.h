@@ -58,14 +58,12 @@ bool relocation_is_of(const loaded_module *module, const elf_relocation *relocat
  * flags. */
 size_t loaded_module_bytes_left(const struct dl_phdr_info *info, uintptr_t address, ElfW(Word) flags);
 
-/* Return true if the linker write-protects this address after relocation. */
-bool loaded_module_is_relro(const struct dl_phdr_info *info, uintptr_t address, uintptr_t page_size);
+/* Return the PROT_* flags of a slot's page; -1: unknown. `is_loading`: it should be write-protected and is not, because
+ * another thread loads the module, or a tool has left it so. */
+int loaded_module_slot_protection(const struct dl_phdr_info *info, const uintptr_t *slot, bool *is_loading);
 
 /* Write a slot whose page has these PROT_* flags, or -1; return false if that cannot be. */
 bool loaded_module_write_slot(uintptr_t *slot, uintptr_t value, int protection);
-
-/* Return the PROT_* flags of the page at this address from the kernel; -1: unknown. */
-int page_protection(uintptr_t address);
 
 #pragma GCC visibility pop
 

@@ -16,8 +16,6 @@
 #include "loaded_modules.h"
 
 #include <stdatomic.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 static HOT int enter_and_report(PyObject *context)
 {
@@ -75,14 +73,11 @@ static struct {
 
 static void write_slot(relocation_pass *p, const struct dl_phdr_info *info, uintptr_t *slot, uintptr_t value)
 {
-    uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
-    int protection = PROT_READ | PROT_WRITE;
-    if (loaded_module_is_relro(info, (uintptr_t)slot, page_size)) {
-        protection = page_protection((uintptr_t)slot);
-        if (protection >= 0 && (protection & PROT_WRITE) && is_installed) {
-            p->unsettled = true;
-            return;
-        }
+    bool is_loading;
+    const int protection = loaded_module_slot_protection(info, slot, &is_loading);
+    if (is_loading && is_installed) {
+        p->unsettled = true;
+        return;
     }
     p->failed |= !loaded_module_write_slot(slot, value, protection);
 }
