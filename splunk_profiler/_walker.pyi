@@ -32,10 +32,11 @@ class Ticker(Generic[_Frame, _Stack]):
         exception_interval: int = 1,  # mean number of exceptions for a kept one, 1 to 1,000,000
         skips_quiet: bool = False,  # see `RawSnapshot.quiet_count`
     ) -> None: ...
-    def run(self, period_ns: int, focused_period_ns: int = 0, /) -> None:
+    def run(self, period_ns: int, focused_period_ns: int = 0, phase_ns: int = 0, /) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread. Releases the GIL while it waits.
 
-        Captures all threads every `period_ns` (0: never). Focused captures come every
+        Captures all threads every `period_ns` (0: never), for the first time `phase_ns` before one is over.
+        Focused captures come every
         `focused_period_ns` in between, after `notify_trace_added` and while the filter has traces.
         They have every thread whose span's trace is in the filter, or cannot be found without
         running Python code.

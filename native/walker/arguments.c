@@ -75,10 +75,11 @@ bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *given)
     return false;
 }
 
-bool parse_periods(const ticker_state *ticker, PyObject *args, long long *period_ns, long long *focused_ns)
+bool parse_periods(const ticker_state *ticker, PyObject *args, long long *period_ns, long long *focused_ns,
+                   long long *phase_ns)
 {
     *focused_ns = 0;
-    if (!PyArg_ParseTuple(args, "L|L", period_ns, focused_ns)) {
+    if (!PyArg_ParseTuple(args, phase_ns == NULL ? "L|L" : "L|LL", period_ns, focused_ns, phase_ns)) {
         return false;
     }
     if (*period_ns < 0 || *period_ns > MAX_PERIOD_NS || (*period_ns == 0 && *focused_ns == 0)) {
@@ -89,6 +90,9 @@ bool parse_periods(const ticker_state *ticker, PyObject *args, long long *period
     }
     else if (*focused_ns > 0 && ticker->arguments.traces == NULL) {
         PyErr_SetString(PyExc_ValueError, "a ticker without trace_filter has no focused_period_ns");
+    }
+    else if (phase_ns != NULL && (*phase_ns < 0 || *phase_ns > *period_ns)) {
+        PyErr_Format(PyExc_ValueError, "phase_ns must be 0 to period_ns, not %lld", *phase_ns);
     }
     else {
         return true;

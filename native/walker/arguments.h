@@ -7,7 +7,9 @@
 #pragma GCC visibility push(hidden)
 
 bool parse_arguments(PyObject *args, PyObject *kwargs, ticker_arguments *given); /* of the constructor; borrowed */
-bool parse_periods(const ticker_state *ticker, PyObject *args, long long *period_ns, long long *focused_ns);
+/* `phase_ns` is an argument, too, unless it is NULL. */
+bool parse_periods(const ticker_state *ticker, PyObject *args, long long *period_ns, long long *focused_ns,
+                   long long *phase_ns);
 bool parse_sample_bytes(PyObject *given, int64_t *sample_bytes); /* a mean distance of samples */
 
 #pragma GCC visibility pop

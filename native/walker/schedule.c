@@ -11,10 +11,10 @@ static int64_t next_all_ns(const capture_schedule *schedule)
     return schedule->all_ns > 0 ? schedule->grid_start_ns + schedule->all_ns : NEVER_NS;
 }
 
-void schedule_start(capture_schedule *schedule, int64_t all_ns, int64_t focused_ns)
+void schedule_start(capture_schedule *schedule, int64_t all_ns, int64_t focused_ns, int64_t phase_ns)
 {
     *schedule = (capture_schedule){
-        all_ns, focused_ns, monotonic_ns(), NEVER_NS, schedule->look_ns, NEVER_NS,
+        all_ns, focused_ns, monotonic_ns() - phase_ns, NEVER_NS, schedule->look_ns, NEVER_NS,
     };
 }
 

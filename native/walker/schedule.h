@@ -27,7 +27,8 @@ typedef struct {
     bool is_look; /* nothing is to be captured */
 } schedule_tick;
 
-void schedule_start(capture_schedule *schedule, int64_t all_ns, int64_t focused_ns);
+/* The first capture of all threads is due `phase_ns` before a period is over. */
+void schedule_start(capture_schedule *schedule, int64_t all_ns, int64_t focused_ns, int64_t phase_ns);
 void schedule_set_periods(capture_schedule *schedule, int64_t all_ns, int64_t focused_ns);
 /* Return the next deadline. Focused ones need traces in the filter, looks event loops that run. */
 int64_t schedule_next_ns(capture_schedule *schedule, bool has_traces, bool has_loops);

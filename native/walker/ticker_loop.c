@@ -294,14 +294,14 @@ static void run_loop(ticker_state *ticker, PyThreadState *self)
     }
 }
 
-bool ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns)
+bool ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns, int64_t phase_ns)
 {
     forks_lock(&ticker->loop.mutex);
     bool is_first = !ticker->loop.is_running;
     if (is_first) {
         ticker->loop.is_running = true;
         atomic_store(&ticker->loop.has_full_captures, period_ns > 0);
-        schedule_start(&ticker->schedule, period_ns, focused_period_ns);
+        schedule_start(&ticker->schedule, period_ns, focused_period_ns, phase_ns);
     }
     pthread_mutex_unlock(&ticker->loop.mutex);
     if (!is_first) {

@@ -282,7 +282,7 @@ ticker_state *ticker_state_new(const ticker_arguments *given, PyObject *keywords
 void ticker_state_unref(ticker_state *ticker);
 /* GIL held, released during waits; false with an exception. A period of 0: no such captures; at most a day. */
 #define MAX_PERIOD_NS (86400LL * SECOND_NS)
-bool ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns);
+bool ticker_state_run(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns, int64_t phase_ns);
 void ticker_state_set_periods(ticker_state *ticker, int64_t period_ns, int64_t focused_period_ns);
 void ticker_state_set_look_period(ticker_state *ticker, int64_t look_ns); /* GIL held, as for the next three */
 void ticker_state_notify_trace_added(ticker_state *ticker);

@@ -64,15 +64,15 @@ static PyObject *none_if(bool done)
 
 static PyObject *ticker_run(Ticker *self, PyObject *args)
 {
-    long long period_ns, focused_ns;
-    return none_if(parse_periods(self->ticker_state, args, &period_ns, &focused_ns)
-                   && ticker_state_run(self->ticker_state, period_ns, focused_ns));
+    long long period_ns, focused_ns, phase_ns = 0;
+    return none_if(parse_periods(self->ticker_state, args, &period_ns, &focused_ns, &phase_ns)
+                   && ticker_state_run(self->ticker_state, period_ns, focused_ns, phase_ns));
 }
 
 static PyObject *ticker_set_periods(Ticker *self, PyObject *args)
 {
     long long period_ns, focused_ns;
-    if (!parse_periods(self->ticker_state, args, &period_ns, &focused_ns)) {
+    if (!parse_periods(self->ticker_state, args, &period_ns, &focused_ns, NULL)) {
         return NULL;
     }
     ticker_state_set_periods(self->ticker_state, period_ns, focused_ns);

@@ -120,10 +120,10 @@ class PortableTicker:
         self._periods = Periods(0, 0)
         self._has_full_captures = True
 
-    def run(self, period_ns: int, focused_period_ns: int = 0) -> None:
+    def run(self, period_ns: int, focused_period_ns: int = 0, phase_ns: int = 0) -> None:
         """Capture at absolute deadlines until `stop`; the body of a thread."""
         self.set_periods(period_ns, focused_period_ns)
-        schedule = Schedule(clocks.monotonic_ns(), self._periods)
+        schedule = Schedule(clocks.monotonic_ns() - phase_ns, self._periods)
         while not self._stopped:
             now = clocks.monotonic_ns()
             schedule.set_periods(self._periods, now)

@@ -7,6 +7,7 @@ also applies the overhead limit (`overhead`). Snapshots go to a callable.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -63,7 +64,9 @@ class Sampler:
     them, at least once a second. It drains the ring twenty times a second at most, and five times while the
     service is idle: beside busy threads, it waits for the GIL each time.
 
-    The limit stretches both `periods` in the same ratio, because the same threads pay for both.
+    The limit stretches both `periods` in the same ratio, because the same threads pay for both. In a forked
+    child the first deadline of all threads is at a random part of their period: of children that live for less, as
+    workers for one job each do, some are sampled so, and at any place.
     """
 
     def __init__(
@@ -74,8 +77,11 @@ class Sampler:
         limit: OverheadLimit | None = None,
         *,
         on_drained: Callable[[], None] = lambda: None,
+        is_forked_child: bool = False,
     ) -> None:
         self._ticker = ticker
+        # A command of its own starts no exporter before a period is over.
+        self._phase_ns = int.from_bytes(os.urandom(8), "big") % max(periods.all_ns, 1) if is_forked_child else 0
         self._configured = self._periods = periods
         self._base_ns = periods.base_ns  # as the limit stretches it
         self._handle = handle
@@ -106,7 +112,7 @@ class Sampler:
     def _run_ticker(self) -> None:
         while not self._is_stopping:
             with self._guard.catching():
-                self._ticker.run(self._periods.all_ns, self._periods.focused_ns)
+                self._ticker.run(self._periods.all_ns, self._periods.focused_ns, self._phase_ns)
             if not self._is_stopping:  # after an error: try again one period later
                 self._stop_signal.wait(self._base_ns / 1e9)
 

@@ -93,7 +93,7 @@ class Sampling:
         self._recorder = self._make_recorder()
         self.output: StreamOutput = self._make_output(parent)
         self._resource: Any = None  # the one that is recorded
-        self._sampler = self._make_sampler()
+        self._sampler = self._make_sampler(is_forked_child=parent is not None)
         self._event_guard = Guard("recording events")
         self._auxiliary_guard = Guard("recording resource, names and traces")
         self._output_guard = Guard("exporting in this process")
@@ -233,12 +233,14 @@ class Sampling:
         enrich, parent = self._publishing.enrich_resource, inherited if isinstance(inherited, LocalExport) else None
         return LocalExport(self._resolved, self.resource_tagger, enrich, parent, loads_at_start=loads_at_start)
 
-    def _make_sampler(self) -> Sampler:
+    def _make_sampler(self, *, is_forked_child: bool) -> Sampler:
         max_overhead, limit = self._resolved.config.overhead_limit, None
         if max_overhead is not None:
             limiter = OverheadLimiter(self._periods.base_ns, max_overhead)
             limit = OverheadLimit(limiter, self._output_cpu_ns, self._apply_new_periods, self._output_backlog_bytes)
-        return Sampler(self._ticker, self._periods, self._handle, limit, on_drained=self._send)
+        return Sampler(
+            self._ticker, self._periods, self._handle, limit, on_drained=self._send, is_forked_child=is_forked_child
+        )
 
     def _output_cpu_ns(self) -> int:
         return self.output.cpu_ns()  # of the one that a fallback has put there

@@ -10,9 +10,9 @@ from splunk_profiler.capture.walker import Ticker
 
 
 @contextmanager
-def running(ticker: Ticker, period_ns: int, focused_period_ns: int = 0) -> Iterator[None]:
+def running(ticker: Ticker, period_ns: int, focused_period_ns: int = 0, phase_ns: int = 0) -> Iterator[None]:
     """Run `ticker` until the block ends."""
-    thread = threading.Thread(target=ticker.run, args=(period_ns, focused_period_ns))
+    thread = threading.Thread(target=ticker.run, args=(period_ns, focused_period_ns, phase_ns))
     thread.start()
     try:
         yield

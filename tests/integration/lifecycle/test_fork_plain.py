@@ -18,6 +18,26 @@ _CHILDREN = {"auto": 20, "portable": 6}  # a walk in Python of so many processes
 _EXPORT_INTERVALS_MS = {"auto": "200", "portable": "1"}
 
 
+# Each works for a quarter of a period.
+SHORT_CHILDREN = """
+import os, select, sys, time
+import splunk_profiler
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+def in_child():
+    until_s = time.monotonic() + 0.1
+    while time.monotonic() < until_s: sum(range(1000))
+trace.set_tracer_provider(TracerProvider())
+assert splunk_profiler.start()
+while not select.select([0], [], [], 0)[0]:
+    if os.fork() == 0:
+        in_child()
+        splunk_profiler.stop(30)
+        os._exit(0)
+    os.wait()
+"""
+
+
 @pytest.mark.parametrize("how", ["os.fork", "thread"])
 @pytest.mark.parametrize("walker", ["auto", "portable"])
 def test_parent_and_forked_children_go_on_sending_under_their_own_pids(how: str, walker: str) -> None:
@@ -33,6 +53,17 @@ def test_parent_and_forked_children_go_on_sending_under_their_own_pids(how: str,
         assert target.json("statuses") == [0] * children
         assert target.finish() == 0, target.output
         assert "Traceback" not in target.output, target.output
+
+
+def test_children_that_live_for_less_than_a_period_are_sampled() -> None:
+    with Receiver() as receiver:
+        env = profiling_settings(receiver.url, 400, SPLUNK_PROFILER_EXPORT_INTERVAL="50")
+        with Target(sys.executable, "-c", SHORT_CHILDREN, env=env) as target:
+            parent = target.pid
+            record = receiver.record(lambda record: record["resource"]["process.pid"] != parent)
+            assert "in_child(" in record["body"]
+            target.close_stdin()
+            assert target.finish() == 0, target.output
 
 
 def test_fork_during_a_hanging_export_leaves_parent_and_child_sending() -> None:

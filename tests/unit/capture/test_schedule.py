@@ -170,6 +170,12 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     made.close()
 
 
+def test_the_first_deadline_may_come_before_a_period_is_over(bench: Bench) -> None:
+    with running(bench.ticker, HOUR_NS, 0, HOUR_NS):
+        (snapshot,) = bench.ticker.drain(LONG_NS)
+    assert snapshot.period_ns == HOUR_NS
+
+
 def _in(span: Any) -> Context:
     return trace.set_span_in_context(span, Context())
 

@@ -217,6 +217,9 @@ def test_wrong_times_and_missing_arguments_are_refused() -> None:
     for period in (0, -1, 10**18):
         with pytest.raises(ValueError, match="period_ns"):
             ticker.run(period)
+    for phase in (-1, 1_001):
+        with pytest.raises(ValueError, match=f"phase_ns must be 0 to period_ns, not {phase}"):
+            ticker.run(1_000, 0, phase)
     with pytest.raises(OverflowError):
         ticker.run(10**30)
     with pytest.raises(TypeError):
