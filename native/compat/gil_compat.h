@@ -64,7 +64,8 @@ static inline bool compat_wants_gil(const PyThreadState *state)
 
 /* Ask for the GIL, which the calling thread takes next, as CPython does after a wait of 5 ms. Until it is asked for, each
  * thread that gives it up for a moment wakes the thread that waits, and has it again before that runs. Whoever gives it
- * up on request waits until another thread has it. Needs no GIL; the interpreter must not have begun to end. */
+ * up on request waits until another thread has it: for ever at the interpreter's end, when no other takes it. Needs no
+ * GIL. */
 static inline void compat_request_gil(PyInterpreterState *interp)
 {
     struct _gil_runtime_state *gil = compat_gil(interp);
@@ -72,7 +73,7 @@ static inline void compat_request_gil(PyInterpreterState *interp)
         return;
     }
     pthread_mutex_lock(&gil->mutex); /* the holder needs it to release the GIL, so it does not end meanwhile */
-    if (compat_is_gil_locked(gil)) {
+    if (compat_is_gil_locked(gil) && !compat_is_finalizing()) {
 #if PY_VERSION_HEX >= 0x030D0000
         PyThreadState *holder = __atomic_load_n((PyThreadState *const *)&gil->last_holder, __ATOMIC_RELAXED);
         if (holder != NULL) {

@@ -19,10 +19,12 @@ static _Thread_local bool has_visit_mutex; /* during a fork */
 /* Waits a second at most: the thread that keeps another one in the linker may need the GIL, which a fork has. */
 static void before_fork(void)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec++;
-    has_visit_mutex = pthread_mutex_timedlock(&visit_mutex, &until) == 0;
+    const struct timespec pause = {.tv_nsec = 1000 * 1000};
+    has_visit_mutex = pthread_mutex_trylock(&visit_mutex) == 0;
+    for (int i = 0; i < 1000 && !has_visit_mutex; i++) { /* the clock of a timed lock may be set back */
+        (void)nanosleep(&pause, NULL);
+        has_visit_mutex = pthread_mutex_trylock(&visit_mutex) == 0;
+    }
 }
 
 static void after_fork_in_parent(void)

@@ -285,6 +285,10 @@ static PyObject *snapshot_writer_write(SnapshotWriter *self, PyObject *args)
 {
     write_call call = {.writer = self, .module = state_of((PyObject *)self)};
     PyObject *raw;
+    if (self->number_of[NUMBER_THREAD] == NULL) { /* a finaliser, after the collector has cleared this */
+        PyErr_SetString(PyExc_RuntimeError, "the writer has ended");
+        return NULL;
+    }
     if (!PyArg_ParseTuple(args, "O!p(IIII):write", call.module->types[RAW_SNAPSHOT], &raw, &call.is_complete,
                           &call.floors[NUMBER_THREAD], &call.floors[NUMBER_STACK], &call.floors[NUMBER_SPAN],
                           &call.floors[NUMBER_LABELS])) {

@@ -5,6 +5,7 @@ Runs in the host, on the profiler's thread. Loads the native walker with the fir
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FACTORY = "splunk_profiler.exporter_process.session:make_session"
 _MAX_NAME = 64
+_MAX_SETTINGS_BYTES = 127 << 10  # of 128 KiB that Linux takes for one variable
 THREADS_NOTE = "splunk-profiler, threads export: "  # and the reason, in the list of the process's mappings
 _MAX_NOTE_BYTES = 249  # the kernel's limit
 _PROGRAM = Path(__file__).with_name("__main__.py")
@@ -281,7 +283,7 @@ class Launcher:
         return [self.interpreter.path, *flags, str(_PROGRAM), title]
 
     def environment(self, env: Mapping[str, str], token: str) -> dict[str, str]:
-        """Return the exporter's environment, from the host's."""
+        """Return the exporter's environment, from the host's; `LaunchError` if a program cannot be given so much."""
         env = {name: value for name, value in env.items() if not _is_of_connection(name)} | dict(self.variables)
         has_provider = _has_provider(env)  # any variable may be a path then
         paths = [path for name in _PATHS for path in (env.get(name) or "/").split(":")]
@@ -299,7 +301,11 @@ class Launcher:
             for name, value in env.items()
             if _is_inherited(name) or (has_provider and name in self.variables)
         }
-        return {**inherited, **ALLOCATION, VARIABLE: json.dumps(settings)}
+        text = json.dumps(settings)
+        if len(text) > _MAX_SETTINGS_BYTES:
+            entries = len(sys.path)
+            raise LaunchError(errno.E2BIG, f"sys.path has {entries} entries, more than a program can be given")
+        return {**inherited, **ALLOCATION, VARIABLE: text}
 
 
 def _is_own_home(home: str) -> bool:

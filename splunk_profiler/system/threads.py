@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -366,7 +367,8 @@ def real(module: str, name: str) -> Any:
         return get_original(module, name)
     if (original := _loaded("eventlet.patcher", "original")) is not None:
         return getattr(original(module), name)
-    return getattr(sys.modules[module], name)
+    loaded = sys.modules.get(module) or import_module(module)  # lazy imports may not have loaded it yet
+    return getattr(loaded, name)
 
 
 def _loaded(module: str, function: str) -> Any:

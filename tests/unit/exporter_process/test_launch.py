@@ -54,6 +54,12 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_path_that_no_program_can_be_given_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [f"/srv/{number:0100}" for number in range(1300)])
+    with pytest.raises(LaunchError, match=r"sys\.path has 1300 entries, more than a program can be given"):
+        _environment({})
+
+
 def test_interpreter_is_the_running_one() -> None:
     found = find_interpreter()
     assert (found.path, found.origin, found.rejected) == (sys.executable, "sys.executable", ())

@@ -16,7 +16,7 @@ import pytest
 from interrupted_lines import is_interrupted, is_interrupted_by_signal
 
 from splunk_profiler.system import threads
-from splunk_profiler.system.threads import OwnedLock, WakeEvent, Worker, enough_stack
+from splunk_profiler.system.threads import OwnedLock, WakeEvent, Worker, enough_stack, real
 
 
 def test_a_worker_is_a_named_daemon_that_can_be_joined() -> None:
@@ -365,6 +365,11 @@ class FrozenImports:
 
     def find_spec(self, *_: object) -> None:
         raise RuntimeError("imports are frozen")
+
+
+def test_what_a_lazy_import_has_not_loaded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert real("colorsys", "rgb_to_hsv")(1, 1, 1) == (0, 0, 1)
 
 
 def test_nothing_can_be_patched_where_an_import_hook_raises(monkeypatch: pytest.MonkeyPatch) -> None:

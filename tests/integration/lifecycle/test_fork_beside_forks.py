@@ -1,0 +1,57 @@
+"""Forks by C code beside those of Python, while threads of the service export: gRPC's handlers stand for one at a time."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from receiver_process import Receiver
+from target_process import TESTS, Target, profiling_settings
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the native publisher is not built"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler"),
+]
+
+FORKS = 400
+PROGRAM = f"""
+import ctypes, os, sys, threading
+import splunk_profiler
+library = ctypes.CDLL(sys.argv[1])
+assert splunk_profiler.start()
+print("ready", flush=True)
+sys.stdin.readline()
+def fork():
+    child = os.fork()
+    if child == 0: os._exit(0)
+    return os.waitpid(child, 0)[1]
+def repeat(fork):
+    statuses.append(sum(fork() for _ in range({FORKS})))
+statuses = []
+threads = [threading.Thread(target=repeat, args=(each,)) for each in (fork, library.fork_on_thread)]
+for one in threads: one.start()
+for one in threads: one.join()
+print("statuses", *statuses, flush=True)
+sys.stdin.readline()
+splunk_profiler.stop(30)
+"""
+
+
+def test_c_code_and_python_may_fork_at_once_where_threads_export(tmp_path: Path) -> None:
+    library = tmp_path / "libforeign.so"
+    source = TESTS / "targets" / "foreign_forks.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", library, source], check=True)
+    with Receiver() as receiver:
+        env = profiling_settings(receiver.url, 10, SPLUNK_PROFILER_EXPORTER="thread")
+        with Target(sys.executable, "-c", PROGRAM, str(library), env=env) as target:
+            receiver.records(1)  # gRPC has registered its handlers
+            target.tell("fork")
+            assert target.line("statuses") == "0 0"
+            seen = len(receiver.records())
+            receiver.records(seen + 1)
+            target.tell("stop")
+            assert target.finish(timeout_s=120) == 0, target.output
