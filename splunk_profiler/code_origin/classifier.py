@@ -67,6 +67,7 @@ class CodeClassifier:
         )
         self._origin_cache: dict[str | tuple[str, str], CodeOrigin] = {}
         self._entries_by_top: dict[str, list[str]] = {}  # by name of a module or package; cleared with the origins
+        self._application_tops: set[str] = set()  # such names, as files of the application have them
         self._real_directories: dict[str, str] = {}
         self._reading: tuple[str, Steps] | None = None
         self._failures: Counter[str] = Counter()  # of reads of entries
@@ -141,7 +142,7 @@ class CodeClassifier:
             if found is None and is_library(file) and namespace.partition(".")[0] in sys.stdlib_module_names:
                 return _OTHER_STANDARD_LIBRARY  # a stream is replayed
             if found is not None or os.path.exists(file):  # noqa: PTH110  # never raises
-                return found or APPLICATION
+                return found or self._application_origin(namespace)
             return self._origin_of_module(file, namespace)  # it was delivered as bytecode that was compiled elsewhere
         frozen = file.removeprefix(_FROZEN).partition(".")[0].rstrip(">") if file.startswith(_FROZEN) else ""
         if frozen in sys.stdlib_module_names:
@@ -149,6 +150,14 @@ class CodeClassifier:
         if not frozen and not file.startswith("<") and (found := self._origin_of_path(file)) is not None:
             return found  # under a relative entry of sys.path, such as a zip file that is run
         return self._origin_of_module(file, namespace)
+
+    def _application_origin(self, namespace: str) -> CodeOrigin:
+        """Note a module of the application: the path with which the exporter process was started may lack it."""
+        top = namespace.partition(".")[0]
+        if top not in self._application_tops and len(self._application_tops) < _MAX_CACHED:
+            self._application_tops.add(top)
+            self._clear_cache()  # it may have generated code that is unknown so far
+        return APPLICATION
 
     def _origin_of_module(self, file: str, namespace: str) -> CodeOrigin:
         """Return the origin of code without a file, such as generated code: that of the module whose globals it has.
@@ -165,7 +174,8 @@ class CodeClassifier:
         for place in (f"{entry}/{top}{suffix}" for entry in self._list_entries() for suffix in ("", ".py")):
             if top and os.path.exists(place):  # noqa: PTH110
                 return self._origin_of_path(place) or APPLICATION
-        return APPLICATION if top == "__main__" or file.startswith(_FROZEN) or "/" in file else UNKNOWN
+        is_known = top == "__main__" or top in self._application_tops
+        return APPLICATION if is_known or file.startswith(_FROZEN) or "/" in file else UNKNOWN
 
     def _installed_origin(self, namespace: str) -> CodeOrigin | None:
         """Return the origin of what is installed as the module that is, or has the class, `namespace`."""

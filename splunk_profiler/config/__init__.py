@@ -48,8 +48,7 @@ class Config:
         logs_endpoint: destination of the records: ``http(s)://host:port``, ``dns:host:port`` or ``unix:path``;
             None follows ``OTEL_EXPORTER_OTLP_ENDPOINT``, then ``https://localhost:4317``.
         logs_headers: headers of the records, ``name=value,name=value``; None follows
-            ``OTEL_EXPORTER_OTLP_LOGS_HEADERS``, then, on the same host,
-            ``OTEL_EXPORTER_OTLP_HEADERS``.
+            ``OTEL_EXPORTER_OTLP_LOGS_HEADERS``, then, on the same host, ``OTEL_EXPORTER_OTLP_HEADERS``.
         export_interval_ms: milliseconds between two exports, 1 to 600,000; None is 1,000 for
             ``text``, 10,000 for ``pprof-gzip-base64`` and files, 60,000 for a Datadog agent.
         max_stack_depth: frames kept of a stack, counted from the leaf, 1 to 65,536.
@@ -130,7 +129,8 @@ class Config:
             setting = next(setting for setting in SETTINGS if setting.field == item.name)
             try:
                 if type(value) is not expected_type:
-                    raise ConfigError(f"not of type {expected_type.__name__}")
+                    example = "" if item.default is None else f", as {item.default!r} is"
+                    raise ConfigError(f"not of type {expected_type.__name__}{example}")
                 setting.parse(str(value))
             except ConfigError as error:
                 raise ConfigError(f"Config({item.name}={setting.quote_redacted(value)}): {error}") from None
@@ -302,7 +302,7 @@ def from_config(
 ) -> Resolved:
     """Resolve settings made in code, or those of known `origins`; defaults of the connection still come from `env`."""
     if origins is None:
-        origins = {item.name: "Config" for item in fields(config) if getattr(config, item.name) != item.default}
+        origins = {one.name: f"Config({one.name})" for one in fields(config) if getattr(config, one.name) != one.default}
     return _resolve(config, os.environ if env is None else env, origins, [], [])
 
 

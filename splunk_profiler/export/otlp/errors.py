@@ -110,7 +110,7 @@ def _connect(endpoint: Endpoint) -> socket.socket:
 
 
 def _detect_protocol(head: bytes) -> ServerProtocol:
-    if head.startswith(b"HTTP/1"):
+    if head.startswith((b"HTTP/1", b"<")):  # some answer with a page alone
         return ServerProtocol.HTTP1
     if len(head) >= 3 and head[0] in (0x15, 0x16) and head[1] == 3:  # a TLS alert or handshake record
         return ServerProtocol.TLS

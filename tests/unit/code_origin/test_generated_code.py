@@ -66,6 +66,16 @@ def test_generated_code_has_the_origin_of_its_module_on_the_path(
     assert classifier.classify("<string>", namespace) == origin
 
 
+def test_generated_code_of_a_module_off_the_path_is_known_by_its_files(entries: list[str]) -> None:
+    application, installed = entries
+    classifier = CodeClassifier(lambda: [installed])  # `uvicorn --app-dir` adds the other one later
+    assert classifier.read()
+    assert classifier.classify("<string>", "shop.models.Item") == UNKNOWN
+    assert classifier.classify(f"{application}/shop/models.py", "shop.models") == APPLICATION
+    assert classifier.classify("<string>", "shop.models.Item") == APPLICATION
+    assert classifier.classify("<string>", "orm.base.Model") == library("orm", "2.0")
+
+
 def test_installed_package_before_the_application_wins(entries: list[str]) -> None:
     classifier = CodeClassifier(lambda: reversed(entries))
     assert classifier.read()

@@ -219,7 +219,7 @@ def test_an_empty_or_blank_variable_counts_as_not_set() -> None:
 def test_a_config_made_in_code_is_checked_and_raises() -> None:
     with pytest.raises(ConfigError, match=r"Config\(call_stack_interval_ms=0\).*outside 1 to 3600000"):
         Config(call_stack_interval_ms=0)
-    with pytest.raises(ConfigError, match=r"enabled='yes'.*not of type bool"):
+    with pytest.raises(ConfigError, match=r"enabled='yes'.*not of type bool, as False is"):
         Config(enabled="yes")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="logs_endpoint='htp:/x'"):
         Config(logs_endpoint="htp:/x")
@@ -227,8 +227,8 @@ def test_a_config_made_in_code_is_checked_and_raises() -> None:
 
 def test_a_config_made_in_code_says_where_its_values_came_from() -> None:
     resolved = from_config(Config(enabled=True, logs_endpoint="http://h:1"), {})
-    assert resolved.origins == {"enabled": "Config", "logs_endpoint": "Config"}
-    assert resolved.endpoint == Endpoint("http://h:1", "h:1", False, "Config")
+    assert resolved.origins == {"enabled": "Config(enabled)", "logs_endpoint": "Config(logs_endpoint)"}
+    assert resolved.endpoint == Endpoint("http://h:1", "h:1", False, "Config(logs_endpoint)")
 
 
 def test_the_documentation_lists_every_setting_with_its_default() -> None:

@@ -54,6 +54,7 @@ SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
         (bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100]), ServerProtocol.HTTP2),
         (b"\x15\x03\x03\x00\x02\x02\x46", ServerProtocol.TLS),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", ServerProtocol.HTTP1),
+        (b"<!DOCTYPE HTML>\n<html>", ServerProtocol.HTTP1),
         (b"SSH-2.0-OpenSSH_9.9\r\n", ServerProtocol.UNKNOWN),
         (SETTINGS[:5], ServerProtocol.UNKNOWN),
         (b"", ServerProtocol.UNKNOWN),
