@@ -56,9 +56,8 @@ class Config:
         tracing_stacks_only: True to send only samples that were taken inside a span.
         data_format: ``text``, one record a sample, or ``pprof-gzip-base64``, one record an export.
         output: ``otlp`` (a collector), ``file:DIRECTORY``, ``stream:DIRECTORY``, or ``datadog:`` and
-            the address of an agent, ``http(s)://HOST:PORT`` or ``unix:///SOCKET``. Directories take
-            profiles and streams (for ``splunk-profiler replay``), agents profiles, regardless of
-            `data_format`.
+            the address of an agent, ``http(s)://HOST:PORT`` or ``unix:///SOCKET``. Directories take profiles
+            and streams (for ``splunk-profiler replay``), agents profiles, regardless of `data_format`.
         gc_events: sampling of garbage collections where profiles are sent: ``true``, ``false`` or
             ``auto`` (with the native walker).
         max_tasks: suspended asyncio tasks that are sampled at a time where profiles are sent, 0 to 1,000.
@@ -302,7 +301,8 @@ def from_config(
 ) -> Resolved:
     """Resolve settings made in code, or those of known `origins`; defaults of the connection still come from `env`."""
     if origins is None:
-        origins = {one.name: f"Config({one.name})" for one in fields(config) if getattr(config, one.name) != one.default}
+        changed = [one for one in fields(config) if getattr(config, one.name) != one.default]
+        origins = {one.name: f"Config({one.name})" for one in changed}
     return _resolve(config, os.environ if env is None else env, origins, [], [])
 
 
