@@ -37,6 +37,7 @@ TOOLS = {
     "starlette": ("starlette", "view"),
     "uvicorn": ("uvicorn", "view"),
 }
+EXTRAS = {"view": "view", "demo": "demo"}  # of verbs that need more of an extra than what is missed first
 
 
 @contextmanager
@@ -134,6 +135,7 @@ def _run() -> None:
         if missing not in TOOLS:
             raise
         package, extra = TOOLS[missing]
+        extra = EXTRAS.get(sys.argv[1], extra)
         needed = f"this command needs {package}, which is not installed"
         print_line(f"splunk-profiler: error: {needed}: pip install 'splunk-profiler[{extra}]'", error=True)
         sys.exit(1)

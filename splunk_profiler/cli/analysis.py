@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from splunk_profiler.cli.memory_profiles import MemoryProfiles
 from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.otel.runtime_id import RUNTIME_ID
+from splunk_profiler.stream.records import HEADER
 from splunk_profiler.viewer.dumps import Call, Dump, parse
 from splunk_profiler.viewer.model import UNKNOWN_SPAN, SpanKey
 from splunk_profiler.viewer.otlp_files import (
@@ -25,8 +27,11 @@ from splunk_profiler.viewer.otlp_files import (
     DATA_FORMAT,
     DATA_TYPE,
     PROFILE_SCOPE,
+    PROFILE_SUFFIXES,
+    REQUEST_SUFFIXES,
     SNAPSHOT,
     SOURCE,
+    STREAM_SUFFIX,
     attributes,
     find_files,
     parse_int,
@@ -36,6 +41,7 @@ from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, pla
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 
+_STORE_START, _STREAM_START = b"SQLite format 3\0", HEADER[:-1]  # of whatever version
 _REMOTE_PARENT = 0x300  # flags of a span in OTLP: CONTEXT_HAS_IS_REMOTE and CONTEXT_IS_REMOTE
 
 
@@ -288,6 +294,7 @@ def analyse(path: Path) -> Analysis:
     Raises:
         CommandError: nothing can be read there, or it holds no samples.
     """
+    _refuse_other_kinds(path)
     result = Analysis(find_files(path))
     _add_entries(result, "resourceSpans", result.add_spans)
     _add_entries(result, "resourceLogs", result.add_logs)
@@ -301,6 +308,26 @@ def analyse(path: Path) -> Analysis:
             f"records that cannot be read); {advice}"
         )
     return result
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Raise `CommandError` for what another command reads; it names that."""
+    kind, command = "", "view"
+    with suppress(OSError):  # reported by what reads the files
+        if path.is_dir():
+            names = [file.name for file in path.iterdir()]
+            if not any(name.endswith(REQUEST_SUFFIXES) for name in names):
+                others = any(name.endswith((*PROFILE_SUFFIXES, STREAM_SUFFIX)) for name in names)
+                kind = "holds profiles or kept streams" if others else ""
+        elif path.is_file():
+            with path.open("rb") as file:
+                start = file.read(len(_STORE_START))
+            if start == _STORE_START:
+                kind = "is a store"
+            elif start.startswith(_STREAM_START):
+                kind, command = "is a kept stream", "replay"
+    if kind:
+        raise CommandError(f"{path} {kind}, which report does not read: splunk-profiler {command} {path}")
 
 
 def _add_entries(result: Analysis, kind: str, add: Callable[[dict[str, Any]], None]) -> None:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from splunk_profiler.capture.walker import choose_walker
 from splunk_profiler.cli.run import AUTOSTART
-from splunk_profiler.config import Config, Resolved
+from splunk_profiler.config import Config, Resolved, preload, tree
 from splunk_profiler.config.parsers import Collector, NoDestination
 from splunk_profiler.config.settings import SETTINGS
 
@@ -77,6 +78,18 @@ def check_switches(resolved: Resolved) -> Iterator[Finding]:
     if resolved.sdk_disabled:
         fact = "OTEL_SDK_DISABLED=true switches the profiler off as well"
         yield failure("switched off", fact, "unset OTEL_SDK_DISABLED")
+
+
+def check_names(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Warn of variables that are named like a setting and are none, such as mistyped ones."""
+    names = {setting.name for setting in SETTINGS}
+    parts = {name.removeprefix("SPLUNK_").removeprefix("PROFILER_"): name for name in names}  # which tell them apart
+    for name in sorted(env.keys() - names - {preload.RUN_PID, tree.TREE}):
+        if name.startswith(("SPLUNK_PROFILER_", "SPLUNK_SNAPSHOT_")):
+            part = name.removeprefix("SPLUNK_").removeprefix("PROFILER_")
+            similar = " or ".join(parts[each] for each in get_close_matches(part, parts, cutoff=0.55))
+            fact = f"{name} is no setting of the profiler"
+            yield warning("setting", fact, similar and f"perhaps {similar} is meant")
 
 
 def settings(resolved: Resolved) -> list[EffectiveSetting]:

@@ -20,6 +20,7 @@ from splunk_profiler import stop
 from splunk_profiler.cli import checks, delivery_checks, destination_checks
 from splunk_profiler.cli.checks import Finding, Verdict
 from splunk_profiler.cli.host_profiler_checks import check_host_profilers
+from splunk_profiler.cli.option_types import ProcessId
 from splunk_profiler.cli.output import print_json, print_line
 from splunk_profiler.cli.process_checks import (
     check_process,
@@ -44,7 +45,7 @@ _PAGE_WIDTH, _MAX_WIDTH, _MIN_WIDTH = 100, 140, 20
 
 
 @click.command()
-@click.option("--pid", type=click.IntRange(1), metavar="N", help="Look at this running process and its environment.")
+@click.option("--pid", type=ProcessId(), metavar="N", help="Look at this running process and its environment.")
 @click.option("--no-export", is_flag=True, help="Send no test records.")
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
 def doctor(pid: int | None, no_export: bool, as_json: bool) -> int:
@@ -119,6 +120,7 @@ def _examine_settings(
     sections = {
         "Switch": [
             *checks.check_switches(resolved),
+            *checks.check_names(env),
             *checks.check_activation(env),
             *checks.check_second_profiler(resolved),
         ],

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.option_types import FiniteRange
+from splunk_profiler.cli.option_types import FiniteRange, ProcessId
 from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.signals import block_signals, wait_until_deadline
 from splunk_profiler.cli.terminal import make_console, text
@@ -31,7 +31,7 @@ _MAX_U16, _MAX_U32 = (1 << 16) - 1, (1 << 32) - 1
 
 
 @click.command("host-agent")
-@click.argument("pids", type=click.IntRange(1), nargs=-1, required=True, metavar="PID...")
+@click.argument("pids", type=ProcessId(), nargs=-1, required=True, metavar="PID...")
 @click.option(
     "--rate", type=FiniteRange(1, 1000), default=20.0, show_default=True, metavar="HZ", help="Samples a second."
 )

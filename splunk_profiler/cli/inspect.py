@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from splunk_profiler.cli.errors import CommandError
-from splunk_profiler.cli.option_types import FiniteRange
+from splunk_profiler.cli.option_types import FiniteRange, ProcessId
 from splunk_profiler.cli.output import print_json
 from splunk_profiler.cli.signals import block_signals, wait_until_deadline
 from splunk_profiler.cli.terminal import make_console, text
@@ -34,7 +34,7 @@ _MARKS = {"blocks": "✗", "loses": "!", "note": "·"}
 
 
 @click.command()
-@click.argument("pid", type=click.IntRange(1))
+@click.argument("pid", type=ProcessId())
 @click.option("--watch", is_flag=True, help="Read again and again, until Ctrl-C or the end of the process.")
 @click.option("--interval", type=FiniteRange(0.01, 3600), default=1.0, show_default=True, help="Seconds between reads.")
 @click.option("--strict-host", is_flag=True, help="Show what real host profilers see, with their limits.")

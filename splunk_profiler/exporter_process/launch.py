@@ -83,7 +83,7 @@ _NEVER_INHERITED = (
     *("SPLUNK_PROFILER_", "SPLUNK_SNAPSHOT_"),
 )
 _FORKED_ONLY = 0x40  # PF_FORKNOEXEC in the flags of /proc/PID/stat
-_RUN = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")
+RUN_COMMAND = re.compile(r"(^|[/\0])splunk[-_]profiler(/__main__\.py)?\0run\0")  # as the kernel shows it
 
 
 class LaunchError(OSError):
@@ -176,7 +176,7 @@ def check_adoption() -> None:
     if adopts_orphans():
         raise LaunchError("this process adopts orphans (it is a subreaper) and would become the exporter's parent")
     command_line = read_proc_file("/proc/1/cmdline")
-    if _RUN.search(command_line):  # our launcher stays process 1, and adopts the exporter
+    if RUN_COMMAND.search(command_line):  # our launcher stays process 1, and adopts the exporter
         return
     is_of_application = command_line == read_proc_file("/proc/self/cmdline") != "" or _is_forked_by_process_1()
     with suppress(OSError):  # another user's

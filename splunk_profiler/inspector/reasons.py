@@ -15,7 +15,8 @@ CATALOGUE: dict[str, tuple[Level, str, str]] = {
     "library-not-loaded": (
         Level.BLOCKS,
         "no library that publishes it is loaded",
-        "start the process with `splunk-profiler run`; ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED and "
+        "start the process with `splunk-profiler run` and set OTEL_SERVICE_NAME; "
+        "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED and "
         "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED switch the two on by themselves",
     ),
     "library-name": (

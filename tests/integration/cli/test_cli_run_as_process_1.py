@@ -17,7 +17,7 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
-from command_line import COMMAND, ROOT, UNREACHABLE_URL
+from command_line import COMMAND, ROOT, UNREACHABLE_URL, splunk_profiler
 from pid_namespace import NAMESPACE, children, process_1, skip_without_namespace
 from receiver_process import Receiver
 from target_process import TESTS, Target, environment, profiling_settings
@@ -187,6 +187,26 @@ def test_wait_of_the_application_never_finds_the_exporter() -> None:
             target.tell("stop")
             assert target.finish() == 0, target.output
     assert application != exporter
+
+
+def test_commands_given_process_1_look_at_the_application() -> None:
+    helped = ("sh", "-c", 'sleep 1000 & exec "$@"', "sh")  # process 1 has an older child
+    service = [*COMMAND, "run", "--", sys.executable, str(TESTS / "targets" / "exported_service.py")]
+    with Receiver() as receiver:
+        env = profiling_settings(receiver.url, 10, OTEL_SERVICE_NAME="shop")
+        with Target(*NAMESPACE, *helped, *service, env=env, cwd=ROOT) as target:
+            receiver.record()
+            init = process_1(target.pid)
+            application = children(init)[1]
+            doctor = splunk_profiler("doctor", "--pid", str(init), "--no-export", "--json")
+            inspected = splunk_profiler("inspect", str(init), "--json")
+            agent = splunk_profiler("host-agent", str(init), "--duration", "0.1", "--json")
+            target.tell("stop")
+    line = f"process {init} is the launcher (splunk-profiler run): looking at {application}, which it waits for\n"
+    assert doctor.stderr == inspected.stderr == agent.stderr == line
+    assert (doctor.returncode, inspected.returncode, agent.returncode) == (0, 0, 0)
+    assert f'"fact": "{application}: ' in doctor.stdout
+    assert json.loads(inspected.stdout)["pid"] == json.loads(agent.stdout.splitlines()[0])["pid"] == application
 
 
 @contextmanager

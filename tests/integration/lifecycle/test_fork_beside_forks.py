@@ -1,4 +1,4 @@
-"""Forks by C code beside those of Python, while threads of the service export: gRPC's handlers stand for one at a time."""
+"""Forks by C code beside those of Python, where threads export: one at a time has the handlers of gRPC."""
 
 from __future__ import annotations
 

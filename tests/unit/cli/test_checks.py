@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from splunk_profiler.capture.walker import choose_walker
-from splunk_profiler.cli.checks import Verdict, check_events, check_second_profiler, check_waits
+from splunk_profiler.cli.checks import Verdict, check_events, check_names, check_second_profiler, check_waits
 from splunk_profiler.config import Config, from_config
+from splunk_profiler.config.settings import SETTINGS
 
 
 @pytest.mark.skipif(choose_walker("native").name != "native", reason="the native walker is not built")
@@ -44,6 +45,22 @@ def test_check_events_promises_none_where_only_traces_are_profiled() -> None:
     assert "SPLUNK_PROFILER_ENABLED=true" in finding.fact
     (finding,) = check_events(Config(snapshot_enabled=True))
     assert finding.verdict is Verdict.NOTE
+
+
+def test_check_names_warns_of_each_variable_that_is_no_setting() -> None:
+    mistyped = {"SPLUNK_PROFILER_INTERVAL": "10", "SPLUNK_SNAPSHOT_ENABLED": "a-secret", "SPLUNK_PROFILER_XYZ": ""}
+    interval, unlike, snapshot = check_names({**mistyped, "SPLUNK_REALM": "eu0"})
+    assert interval.verdict is snapshot.verdict is unlike.verdict is Verdict.WARNING
+    assert interval.fact == "SPLUNK_PROFILER_INTERVAL is no setting of the profiler"
+    assert "SPLUNK_PROFILER_CALL_STACK_INTERVAL" in interval.remedy
+    assert snapshot.remedy.startswith("perhaps SPLUNK_SNAPSHOT_PROFILER_ENABLED ")
+    assert not unlike.remedy
+    assert "secret" not in str(snapshot)
+
+
+def test_check_names_knows_all_settings_and_what_the_launcher_sets() -> None:
+    internal = ("SPLUNK_PROFILER_RUN_PID", "SPLUNK_PROFILER_TREE")
+    assert not [*check_names(dict.fromkeys([*internal, *(setting.name for setting in SETTINGS)], ""))]
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

@@ -17,6 +17,7 @@ from splunk_profiler.cli.analysis import Analysis, analyse
 from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.report import draw, to_dict
 from splunk_profiler.cli.terminal import Terminal
+from splunk_profiler.stream.records import HEADER
 from splunk_profiler.viewer.otlp_files import SourceError
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -191,6 +192,20 @@ def test_nothing_to_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> Non
     (tmp_path / "shop.pprof").write_bytes(b"\x1f\x8b")
     with pytest.raises(CommandError, match=r"no samples in .* it is a profile: see splunk-profiler view"):
         analyse(tmp_path / "shop.pprof")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "advice"),
+    [
+        ("", b"", "splunk-profiler view "),
+        ("week.db", b"SQLite format 3\0", "splunk-profiler view "),
+        ("kept", HEADER, "splunk-profiler replay "),
+    ],
+)
+def test_what_another_command_reads_is_named_with_it(tmp_path: Path, name: str, content: bytes, advice: str) -> None:
+    (tmp_path / (name or "shop-1.pprof")).write_bytes(content)
+    with pytest.raises(CommandError, match=f"report does not read.*{advice}{tmp_path / name}$"):
+        analyse(tmp_path / name)
 
 
 def test_a_person_sees_shares_functions_threads_and_a_whole_record(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ def _run(missing: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "verb",
-    ["collect", "report", "inspect", "host-agent", "demo"],
+    ("verb", "extra"),
+    [*dict.fromkeys(("collect", "report", "replay", "inspect", "host-agent"), "tools").items(), ("demo", "demo")],
 )
-def test_a_command_that_needs_the_tools_says_how_to_install_them(verb: str) -> None:
+def test_a_command_that_needs_an_extra_says_how_to_install_it(verb: str, extra: str) -> None:
     done = _run("rich", verb, "--help")
     assert (done.returncode, done.stdout) == (1, "")
-    needed = "this command needs rich, which is not installed: pip install 'splunk-profiler[tools]'"
+    needed = f"this command needs rich, which is not installed: pip install 'splunk-profiler[{extra}]'"
     assert done.stderr == f"splunk-profiler: error: {needed}\n"
 
 
