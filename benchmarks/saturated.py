@@ -191,7 +191,7 @@ def figures(case: Case, seen: Seen) -> Iterator[tuple[str, float, str, dict[str,
     added = [100 * (compare_cpu(seen.after, part) / compare_cpu(seen.before, part) - 1) for part in (0.25, 0.5)]
     yield "CPU of the service per request added", added[0], "%", {"median": significant(added[1])}
     profiled_s = seen.ended["at_s"] - seen.started["at_s"]
-    ticks = profiled_s * 1000 // case.interval_ms  # of an interval that has not ended nothing is due
+    ticks = max(profiled_s * 1000 // case.interval_ms, 1)  # of an interval that has not ended nothing is due
     due = ticks * THREADS
     if not PROFILERS[case.profiler].takes_all_threads:
         due = seen.running_s * 1000 / case.interval_ms
