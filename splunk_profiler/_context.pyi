@@ -191,6 +191,12 @@ def keep_grpc_fork_handlers() -> bool:
 def drop_grpc_fork_handlers() -> None:
     """Do not call the kept handlers any more, for good, in forked children as well."""
 
+def is_left_out_of_grpc_fork() -> bool:
+    """Return True in a child that was forked while another thread was in the kept handlers, and in its own children.
+
+    They were not called for it, and gRPC hangs there.
+    """
+
 def audit() -> tuple[int, int]:
     """Compare each thread's record with its context, and repair differences; return the numbers of both."""
 

@@ -56,6 +56,10 @@ class ForkGate:
         self._detect_fork()
         return self._has_locked_imports
 
+    def is_forking(self) -> bool:
+        """Return True on a thread that is in the middle of a fork."""
+        return get_ident() in self._forking_threads
+
     def register(
         self, before: Callable[[], None], after_in_parent: Callable[[], None], after_in_child: Callable[[], None]
     ) -> None:
@@ -190,6 +194,11 @@ def _log_on_own_thread(text: str) -> None:
         worker("logger", log).start()
     except RuntimeError:
         return  # the process can make no more threads
+
+
+def is_in_profiler() -> bool:
+    """Return True if the calling thread is in the middle of a fork, or of a function of ours but this one."""
+    return FORK_GATE.is_forking() or _is_in_package(sys._getframe(1))
 
 
 def _is_in_package(frame: FrameType | None) -> bool:

@@ -31,6 +31,7 @@ static struct {
     } kept[MAX_HANDLERS];
     atomic_int reserved;
     atomic_bool are_dropped; /* for good: the child has what the parent had */
+    atomic_bool is_left_out; /* likewise */
     registration original;
 } grpc;
 
@@ -40,9 +41,13 @@ static _Thread_local unsigned prepared; /* bits: handlers whose `prepare` this t
  * ever, since gRPC waits for the GIL there, which `os.fork` has. */
 static atomic_flag is_forking = ATOMIC_FLAG_INIT;
 static _Thread_local bool has_turn;
+static _Thread_local unsigned depth; /* more than 1: a signal handler forks in the middle of a fork */
 
 static void prepare(void)
 {
+    if (depth++ > 0) {
+        return;
+    }
     prepared = 0;
     has_turn = !atomic_flag_test_and_set(&is_forking);
     for (int i = MAX_HANDLERS - 1; i >= 0 && has_turn && !atomic_load(&grpc.are_dropped); i--) {
@@ -57,15 +62,25 @@ static void prepare(void)
 
 static void finish(bool is_child)
 {
+    depth = is_child ? 0 : depth - 1;
+    if (depth > 0) {
+        return;
+    }
     for (int i = 0; i < MAX_HANDLERS; i++) {
         handler after = is_child ? grpc.kept[i].in_child : grpc.kept[i].in_parent;
         if ((prepared >> i & 1) != 0 && after != NULL) {
             after();
         }
     }
+    if (is_child && !has_turn && atomic_load(&grpc.reserved) > 0) {
+        atomic_store(&grpc.is_left_out, true);
+        atomic_store(&grpc.are_dropped, true);
+    }
     if (has_turn || is_child) { /* a child has no other thread */
+        has_turn = false;
         atomic_flag_clear(&is_forking);
     }
+    prepared = 0;
 }
 
 static void in_parent(void)
@@ -148,4 +163,9 @@ PyObject *grpc_forks_drop_handlers(PyObject *Py_UNUSED(module), PyObject *Py_UNU
 {
     atomic_store(&grpc.are_dropped, true);
     Py_RETURN_NONE;
+}
+
+PyObject *grpc_forks_is_left_out(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(atomic_load(&grpc.is_left_out));
 }

@@ -79,6 +79,7 @@ static PyMethodDef module_methods[] = {
     {"clear_storage", libraries_clear_storage, METH_NOARGS},
     {"keep_grpc_fork_handlers", grpc_forks_keep_handlers, METH_NOARGS},
     {"drop_grpc_fork_handlers", grpc_forks_drop_handlers, METH_NOARGS},
+    {"is_left_out_of_grpc_fork", grpc_forks_is_left_out, METH_NOARGS},
     {"audit", audit, METH_NOARGS},
     {"counters", counters, METH_NOARGS},
     {"reset_after_fork", reset_after_fork, METH_NOARGS},

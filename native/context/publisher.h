@@ -108,6 +108,7 @@ HIDDEN PyObject *libraries_clear_storage(PyObject *module, PyObject *unused);
 /* grpc_forks.c */
 HIDDEN PyObject *grpc_forks_keep_handlers(PyObject *module, PyObject *unused);
 HIDDEN PyObject *grpc_forks_drop_handlers(PyObject *module, PyObject *unused);
+HIDDEN PyObject *grpc_forks_is_left_out(PyObject *module, PyObject *unused);
 
 /* socket_reader.c */
 HIDDEN extern PyType_Spec socket_reader_spec;

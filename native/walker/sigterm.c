@@ -62,11 +62,25 @@ static bool is_received(pid_t pid)
     return pid == atomic_load(&sigterm_listener.pid) && atomic_load(&sigterm_listener.progress) != NOTHING;
 }
 
+/* Return true if what sends the data may wait for the calling thread, which runs code of ours, or forks. */
+static bool is_awaited(void)
+{
+    PyObject *name = PyUnicode_FromString("splunk_profiler.activation");
+    PyObject *activation = name == NULL ? NULL : PyImport_GetModule(name);
+    PyObject *answer = activation == NULL ? NULL : PyObject_CallMethod(activation, "is_in_profiler", NULL);
+    bool is_awaited = answer != Py_False; /* also at the interpreter's end, without the module */
+    PyErr_Clear();
+    Py_XDECREF(answer);
+    Py_XDECREF(activation);
+    Py_XDECREF(name);
+    return is_awaited;
+}
+
 /* A pending call that parks the main thread until the process ends. A child that is forked meanwhile inherits
  * it. */
-static int park_main_thread(void *unused)
+static int park_main_thread(void *is_sender)
 {
-    if (is_received(getpid())) {
+    if (is_received(getpid()) && (is_sender != NULL || !is_awaited())) {
         Py_BEGIN_ALLOW_THREADS
         for (;;) {
             (void)pause();
@@ -77,13 +91,14 @@ static int park_main_thread(void *unused)
 }
 
 /* Let the main thread, which runs the handler, run no more Python code. */
-static void park(bool is_sender_without_gil)
+static void park(bool is_sender, bool has_gil)
 {
     unblock_sigterm(); /* for the timer: there may be no other thread */
-    while (is_sender_without_gil) {
+    while (is_sender && !has_gil) {
         (void)pause(); /* C code would go on until it takes the GIL */
     }
-    (void)compat_add_main_pending_call(park_main_thread, NULL); /* if the queue is full, it goes on */
+    /* If the queue is full, it goes on. */
+    (void)compat_add_main_pending_call(park_main_thread, is_sender ? &sigterm_listener : NULL);
 }
 
 static void start_time_limit(void)
@@ -125,7 +140,7 @@ static void on_sigterm(int number, siginfo_t *info, void *context)
     /* Without us the main thread would have ended here: what it does next may be a section for which it blocks the signal,
      * or `exec`. Should it be about to add or take a pending call just now, the time limit ends the process. */
     if (is_main) {
-        park(is_from_self && !has_gil);
+        park(is_from_self, has_gil);
     }
     errno = saved;
 }

@@ -26,6 +26,12 @@ def keep_handlers() -> None:
         keep_grpc_fork_handlers()
 
 
+def is_usable() -> bool:
+    """Return False in a child that Python has forked while C code forked in the middle of gRPC's handlers."""
+    extension = sys.modules.get(_EXTENSION)
+    return extension is None or not extension.is_left_out_of_grpc_fork()
+
+
 def drop_handlers_if_closed() -> bool:
     """Call gRPC's handlers no more if its descriptors were closed; return True in that case."""
     is_closed = were_closed()

@@ -12,7 +12,7 @@ from splunk_profiler.config import Resolved
 from splunk_profiler.export.lazy_sink import LazySink
 from splunk_profiler.export.stream_output import StreamOutput
 from splunk_profiler.exporter_process.pipelines import make_batch_exporter, make_pipeline
-from splunk_profiler.lifecycle.grpc_forks import drop_handlers_if_closed
+from splunk_profiler.lifecycle import grpc_forks
 from splunk_profiler.lifecycle.sink_opener import SinkOpener
 from splunk_profiler.model import RecordCounters
 from splunk_profiler.otel.runtime_id import ResourceTagger
@@ -80,7 +80,7 @@ class LocalExport(StreamOutput):
             with self._guard.catching():
                 self._pipeline.tick(boottime_ns())
         with self._guard.catching():
-            if drop_handlers_if_closed():
+            if grpc_forks.drop_handlers_if_closed():
                 self.sink.interrupt()
         return is_read
 
@@ -102,8 +102,8 @@ class LocalExport(StreamOutput):
         return [self.sink, self.batch_exporter]
 
     def abandon(self) -> bool:
-        """Discard unfinished imports in a forked child; return False if they cannot be repeated."""
-        return self.sink.abandon()
+        """Discard unfinished imports in a forked child; return False if they cannot be repeated, or gRPC hangs."""
+        return self.sink.abandon() and grpc_forks.is_usable()
 
     def counters(self) -> RecordCounters:
         """Return the numbers of records."""

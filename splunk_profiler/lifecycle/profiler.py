@@ -132,8 +132,8 @@ class Profiler:
         if self._sampling is None or self._sampling.output.abandon():
             return True
         logger.warning(
-            "this process was forked while the profiler of its parent was loading its exporter,"
-            " and is not profiled; fork outside of imports, or later"
+            "this process was forked while the profiler of its parent was loading its exporter, or while C code"
+            " forked, and is not profiled; fork outside of imports, or later"
         )
         return False
 

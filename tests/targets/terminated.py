@@ -64,6 +64,13 @@ def blocking() -> None:
     say("survived")
 
 
+def stopping() -> None:
+    """The signal comes while the main thread stops or starts the profiler."""
+    while True:
+        splunk_profiler.stop()
+        assert splunk_profiler.start()
+
+
 def threadless() -> None:
     """There is no room for the stack of another thread."""
     used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
@@ -226,8 +233,9 @@ def _until_told() -> None:
 _STATES = {
     function.__name__: function
     for function in (
-        waiting, busy, stuck, raising, killing, blocking, threadless, timerless, forking, changing, thread_raising,
-        thread_killing, restoring, ignoring, stopped, forked, multiprocessing_fork, multiprocessing_spawn,
+        waiting, busy, stuck, raising, killing, blocking, stopping, threadless, timerless, forking, changing,
+        thread_raising, thread_killing, restoring, ignoring, stopped, forked, multiprocessing_fork,
+        multiprocessing_spawn,
     )
 }  # fmt: skip
 

@@ -13,6 +13,20 @@ PUBLISHING = ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "SPLUNK_PR
 THREADS = "len(__import__('threading').enumerate())"
 
 
+def test_a_thread_is_in_the_profiler_in_its_functions_and_in_forks() -> None:
+    code = (
+        "import os, splunk_profiler as p\nfrom splunk_profiler.activation import FORK_GATE, is_in_profiler\n"
+        "seen = []\nlook = lambda: seen.append(is_in_profiler())\n"
+        "os.register_at_fork(before=look)\n"  # it runs after the gate's, which come with the first start
+        "with FORK_GATE: look()\n"
+        "FORK_GATE.register(look, lambda: None, lambda: None)\n"
+        "if os.fork() == 0: os._exit(is_in_profiler())\n"
+        "assert os.wait()[1] == 0\n"
+        "look()\nassert seen == [False, True, True, False], seen\n"
+    )
+    run_code(code, SPLUNK_PROFILER_ENABLED="false")
+
+
 @pytest.mark.parametrize("value", ["", " FALSE "])
 def test_off_means_no_thread_no_hook_and_nothing_loaded(value: str) -> None:
     code = (

@@ -92,6 +92,12 @@ def test_main_thread_that_blocks_sigterm_ends_where_it_unblocks_it(tmp_path: Pat
     wait_until(lambda: _is_marked(tmp_path, target.pid))
 
 
+def test_sigterm_sends_what_is_gathered_while_the_main_thread_stops_it(tmp_path: Path) -> None:
+    with Target("terminated.py", "stopping", env=_to_files(tmp_path)) as target:
+        _terminate(target)
+        wait_until(lambda: _is_marked(tmp_path, target.pid))
+
+
 def test_sigterm_ends_a_process_that_can_make_no_more_threads(tmp_path: Path) -> None:
     _end_by_itself("threadless", tmp_path)
 
