@@ -62,10 +62,11 @@ static void prepare(void)
 
 static void finish(bool is_child)
 {
-    depth = is_child ? 0 : depth - 1;
-    if (depth > 0) {
+    if (!is_child && depth > 1) {
+        depth--;
         return;
     }
+    depth = 0;
     for (int i = 0; i < MAX_HANDLERS; i++) {
         handler after = is_child ? grpc.kept[i].in_child : grpc.kept[i].in_parent;
         if ((prepared >> i & 1) != 0 && after != NULL) {
