@@ -21,6 +21,7 @@ from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard, is_interrupt
 from splunk_profiler.system.threads import OwnedLock, WakeEvent
 
+_RANDOM = random.SystemRandom()  # the application may have seeded the other, and count on its numbers
 _MAX_WAIT_S = 3600.0
 _INITIAL_BACKOFF_NS = 500_000_000
 # A record must flow within 15 s of the collector's return: this, plus what an export may take (10 s).
@@ -71,7 +72,7 @@ class BatchExporter(Generic[Record]):
         limits: QueueLimits | None = None,
         warning_limit: WarningLimit | None = None,
         monotonic_ns: Callable[[], int] = clocks.monotonic_ns,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = _RANDOM.random,
         wake: WakeEvent | None = None,
     ) -> None:
         self._sink = sink

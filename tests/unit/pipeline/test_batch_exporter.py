@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 
@@ -56,6 +57,20 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> BatchExporter[Sampl
         jitter=lambda: 1.0,
         wake=clock,
     )
+
+
+def test_pauses_take_no_random_number_from_the_application() -> None:
+    clock = Clock()
+    exporter: BatchExporter[Sample] = BatchExporter(
+        ScriptedSink(RETRY, RETRY, DELIVERED), export_interval_ns=1, size_of=lambda _: 100, wake=clock
+    )
+    random.seed(7)
+    expected = random.random()
+    random.seed(7)
+    exporter.record(samples(1, 1))
+    run_until_idle(exporter, clock)
+    assert exporter.counters().delivered == 1
+    assert random.random() == expected
 
 
 def run(batch_exporter: BatchExporter[Sample]) -> None:
