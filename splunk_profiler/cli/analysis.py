@@ -34,6 +34,7 @@ from splunk_profiler.viewer.otlp_files import (
     STREAM_SUFFIX,
     attributes,
     find_files,
+    is_database,
     parse_int,
     span_key,
 )
@@ -41,7 +42,7 @@ from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, pla
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 
-_STORE_START, _STREAM_START = b"SQLite format 3\0", HEADER[:-1]  # of whatever version
+_STREAM_START = HEADER[:-1]  # of whatever version
 _REMOTE_PARENT = 0x300  # flags of a span in OTLP: CONTEXT_HAS_IS_REMOTE and CONTEXT_IS_REMOTE
 
 
@@ -321,11 +322,11 @@ def _refuse_other_kinds(path: Path) -> None:
                 kind = "holds profiles or kept streams" if others else ""
         elif path.is_file():
             with path.open("rb") as file:
-                start = file.read(len(_STORE_START))
-            if start == _STORE_START:
-                kind = "is a store"
-            elif start.startswith(_STREAM_START):
+                is_stream = file.read(len(_STREAM_START)) == _STREAM_START
+            if is_stream:
                 kind, command = "is a kept stream", "replay"
+            elif is_database(path):
+                kind = "is a store"
     if kind:
         raise CommandError(f"{path} {kind}, which report does not read: splunk-profiler {command} {path}")
 

@@ -26,11 +26,10 @@ from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
 from splunk_profiler.viewer.clickhouse_client import is_address
 from splunk_profiler.viewer.clickhouse_tables import LOGS
-from splunk_profiler.viewer.database import is_database
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import NEVER_NS, Selection
-from splunk_profiler.viewer.otlp_files import STREAM_SUFFIX, SourceError, find_files
+from splunk_profiler.viewer.otlp_files import STREAM_SUFFIX, SourceError, find_files, is_database
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.source import Source

@@ -22,7 +22,6 @@ from splunk_profiler.viewer.otlp_files import SourceError
 
 FORMAT = 4
 _APPLICATION = 0x53505053
-_MAGIC = b"SQLite format 3\0"
 _BUSY_S = 30.0
 # What reading content raises that is not what was written.
 UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError, zlib.error)
@@ -49,15 +48,6 @@ PRAGMA application_id = {_APPLICATION};
 PRAGMA user_version = {FORMAT};
 COMMIT;
 """
-
-
-def is_database(path: Path) -> bool:
-    """Return True for a file of SQLite, of whatever content."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:

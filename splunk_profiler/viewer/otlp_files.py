@@ -1,4 +1,4 @@
-"""Files that can be shown: profiles, and OTLP/JSON, one request a line.
+"""Files that can be shown: stores, profiles, and OTLP/JSON, one request a line.
 
 `collect` and the OpenTelemetry Collector's file exporter write the latter.
 """
@@ -19,12 +19,22 @@ SOURCE, SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
 DATA_FORMAT = "profiling.data.format"
 
+_STORE_START = b"SQLite format 3\0"
 _INT64_LIMIT = 1 << 63
 _TIME_LIMIT_NS = 1 << 62  # in the year 2116: sums of two times are numbers of 64 bits as well
 
 
 class SourceError(ProfilerError):
     """Error for a source of samples that is missing, damaged or of another kind, or cannot be read or written."""
+
+
+def is_database(path: Path) -> bool:
+    """Return True for a file of SQLite, of whatever content."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_STORE_START)) == _STORE_START
+    except OSError:
+        return False
 
 
 def find_files(path: Path, suffixes: Sequence[str] = REQUEST_SUFFIXES) -> list[Path]:

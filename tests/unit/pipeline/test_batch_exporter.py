@@ -59,20 +59,6 @@ def make(sink: ScriptedSink, clock: Clock, **bounds: int) -> BatchExporter[Sampl
     )
 
 
-def test_pauses_take_no_random_number_from_the_application() -> None:
-    clock = Clock()
-    exporter: BatchExporter[Sample] = BatchExporter(
-        ScriptedSink(RETRY, RETRY, DELIVERED), export_interval_ns=1, size_of=lambda _: 100, wake=clock
-    )
-    random.seed(7)
-    expected = random.random()
-    random.seed(7)
-    exporter.record(samples(1, 1))
-    run_until_idle(exporter, clock)
-    assert exporter.counters().delivered == 1
-    assert random.random() == expected
-
-
 def run(batch_exporter: BatchExporter[Sample]) -> None:
     with pytest.raises(Enough):
         batch_exporter.run()
@@ -86,6 +72,20 @@ def run_until_idle(batch_exporter: BatchExporter[Sample], clock: Clock) -> None:
 
     clock.at_wait = stop_when_idle
     run(batch_exporter)
+
+
+def test_pauses_take_no_random_number_from_the_application() -> None:
+    clock = Clock()
+    exporter: BatchExporter[Sample] = BatchExporter(
+        ScriptedSink(RETRY, RETRY, DELIVERED), export_interval_ns=1, size_of=lambda _: 100, wake=clock
+    )
+    random.seed(7)
+    expected = random.random()
+    random.seed(7)
+    exporter.record(samples(1, 1))
+    run_until_idle(exporter, clock)
+    assert exporter.counters().delivered == 1
+    assert random.random() == expected
 
 
 def test_samples_are_gathered_for_the_interval_and_sent_oldest_first() -> None:
