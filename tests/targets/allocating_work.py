@@ -22,17 +22,17 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import splunk_profiler
 
-SIZE, COUNT, KEPT_EVERY, PAUSE_EVERY, PAUSE_S = 20_000, 4_000, 2, 50, 0.004
+SIZE, COUNT, KEPT_EVERY, PAUSE_EVERY, PAUSE_S = 10_000, 4_000, 2, 50, 0.0125
 KEPT: list[bytes] = []
 
 
 def fill_cache() -> None:
-    """Make objects, of which a part stays, not faster than samples of them are fetched: these would become fewer."""
+    """Make objects, of which a part stays, at 40 MB a second at most: from 50 on their samples are fewer."""
     for number in range(COUNT):
         made = bytes(SIZE)
         hashlib.sha256(made)
         if number % PAUSE_EVERY == 0:
-            time.sleep(PAUSE_S)  # on a busy machine, too, the profiler's thread fetches them meanwhile
+            time.sleep(PAUSE_S)
         if number % KEPT_EVERY == 0:
             KEPT.append(made)
 

@@ -64,7 +64,7 @@ def test_datadog_agent_takes_profiles_with_its_own_names_for_spans(agent: Datado
 
 @NATIVE
 def test_datadog_agent_takes_memory_with_the_names_that_it_has_for_it(agent: DatadogAgent) -> None:
-    memory = {"SPLUNK_PROFILER_MEMORY_ENABLED": "true", "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "200000"}
+    memory = {"SPLUNK_PROFILER_MEMORY_ENABLED": "true", "SPLUNK_PROFILER_MEMORY_SAMPLE_BYTES": "50000"}
     with Target("allocating_work.py", "once", env=sent_to(agent.url, 60_000) | memory) as target:
         ledger = target.json("ledger")
         assert target.finish() == 0, target.output

@@ -93,11 +93,11 @@ def test_totals_of_all_values_are_those_of_the_report(totals: dict[str, int], re
 
 
 def extract_profiles(recorded: Path, folder: Path) -> dict[str, list[str]]:
-    """Extract the profiles of a recording to files, and return their names by kind, oldest first."""
+    """Extract the profiles of a recording to files, and return their names by kind, the largest last."""
     shutil.copy(recorded / "logs.jsonl", folder)
     subprocess.run([sys.executable, ROOT / "examples" / "extract_profiles.py", folder], check=True, capture_output=True)
     return {
-        suffix: sorted(path.name for path in folder.glob(f"*{suffix}"))
+        suffix: [path.name for path in sorted(folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_size)]
         for suffix in ("[0-9].pprof", "-allocation.pprof")
     }
 
