@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import platform
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from c_library import NEEDS_COMPILER, compile_library
 from publishing_target import publishing_target
-from target_process import TESTS, Target
+from target_process import Target
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
@@ -28,9 +27,7 @@ def test_readers_can_follow_the_pointers_of_libraries_that_are_loaded_late() -> 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """Calls of `call_logger.c` that a process makes which starts to publish: name, argument, thread."""
-    shim = tmp_path_factory.mktemp("shim") / "call_logger.so"
-    source = TESTS / "targets" / "call_logger.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    shim = compile_library("call_logger.c", tmp_path_factory.mktemp("shim"))
     with publishing_target("published_processes.py", "visible", LD_PRELOAD=str(shim)) as target:
         target.find("(opendir .* other)")  # for the sockets of killed processes, which comes last
         target.tell("end")
@@ -40,14 +37,14 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     return [line.split() for line in lines[lines.index("starts") :]]
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
+@NEEDS_COMPILER
 def test_each_library_that_is_loaded_late_is_announced_to_readers(calls: list[list[str]]) -> None:
     names = [Path(call[1]).name for call in calls if call[0] in ("prctl", "dlopen")]
     found = [name for name in names if name == "OTEL_CTX" or name.startswith(("libcustomlabels", "elastic-jvmti-"))]
     assert found == ["OTEL_CTX", "libcustomlabels.so", "OTEL_CTX", f"elastic-jvmti-linux-{platform.machine()}.so"]
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
+@NEEDS_COMPILER
 def test_starting_thread_only_creates_threads_which_do_the_rest(calls: list[list[str]]) -> None:
     made = [(name, thread) for name, _, thread in (call for call in calls if len(call) == 3)]
     own = [name for name, thread in made if thread == "main"]

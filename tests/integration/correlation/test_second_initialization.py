@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
-from target_process import TESTS, Target
+from c_library import compile_library
+from target_process import Target
 
 pytest.importorskip("splunk_profiler._context")
 
 
 def test_extensions_work_in_a_second_initialization(tmp_path: Path) -> None:
-    library = tmp_path / "second_initialization.so"
-    include = f"-I{sysconfig.get_path('include')}"
-    source = TESTS / "targets" / "second_initialization.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", include, str(source), "-o", str(library)], check=True)
+    library = compile_library("second_initialization.c", tmp_path, f"-I{sysconfig.get_path('include')}")
     env = {"REINITIALIZER": str(library), "PYTHONMALLOC": "malloc"}  # memory that is freed is used again
     with Target("second_initialization.py", env=env) as target:
         target.lines(2, "right")

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from c_library import NEEDS_COMPILER, compile_library
 from target_process import TESTS, Target, environment
 
 pytest.importorskip("splunk_profiler._context", reason="the native publisher is not built for this interpreter")
 
 PATH = environment()["PYTHONPATH"] + os.pathsep + str(TESTS / "support")
 HAS_INTERPRETERS = any(find_spec(name) is not None for name in ("_interpreters", "_xxsubinterpreters"))
-C_CODE = """
-extern int PyContext_Enter(void *);
-extern int PyContext_Exit(void *);
-
-int call_in_context(void *context, int (*body)(void))
-{
-    if (PyContext_Enter(context) != 0) {
-        return -1;
-    }
-    int result = body();
-    return PyContext_Exit(context) == 0 ? result : -1;
-}
-
-#ifdef NO_PLT /* else this would make the linker give the calls a slot that is not bound lazily */
-void *where_enter_is(void)
-{
-    return (void *)PyContext_Enter;
-}
-#endif
-"""
 
 
 def facts(*command: str, **env: str) -> dict[str, Any]:
@@ -45,14 +24,6 @@ def facts(*command: str, **env: str) -> dict[str, Any]:
         assert target.finish() == 0
         found: dict[str, Any] = target.json("facts")
     return found
-
-
-def compiled(folder: Path, *options: str) -> Path:
-    """The C code as a library."""
-    source, library = folder / "enters.c", folder / "libenters.so"
-    source.write_text(C_CODE)
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", *options, "-o", library, source], check=True)
-    return library
 
 
 @pytest.mark.skipif(not find_spec("uvloop"), reason="uvloop is not installed")
@@ -92,10 +63,10 @@ def test_a_forked_child_keeps_noticing() -> None:
     ids=lambda options: " ".join(options).replace("-Wl,", ""),
 )
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("library"), *request.param)
+    return compile_library("entered_contexts.c", tmp_path_factory.mktemp("library"), *request.param)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@NEEDS_COMPILER
 @pytest.mark.parametrize("loaded", ["preloaded", "before", "later"])
 def test_contexts_that_c_code_enters_are_noticed_however_it_was_linked(library: Path, loaded: str) -> None:
     preload = {"LD_PRELOAD": str(library)} if loaded == "preloaded" else {}
@@ -104,9 +75,9 @@ def test_contexts_that_c_code_enters_are_noticed_however_it_was_linked(library: 
     assert seen == {"right": 8, "protected as before": 2, "noticed without the hooks": 0}
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@NEEDS_COMPILER
 def test_a_module_that_is_still_being_loaded_is_left_to_the_linker(tmp_path: Path) -> None:
-    library = compiled(tmp_path, "-Wl,-z,now", "-Wl,-z,relro")
+    library = compile_library("entered_contexts.c", tmp_path, "-Wl,-z,now", "-Wl,-z,relro")
     needs_call_sites = sys.version_info < (3, 14)
     assert facts("half_loaded", str(library)) == ({"not noticed": 1, "right": 1} if needs_call_sites else {"right": 2})
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from c_library import NEEDS_COMPILER, compile_library
 from receiver_process import Receiver
-from target_process import TESTS, Target, profiling_settings
+from target_process import Target, profiling_settings
 
 pytestmark = [
     pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the native publisher is not built"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler"),
+    NEEDS_COMPILER,
 ]
 
 FORKS = 60
@@ -46,9 +45,7 @@ splunk_profiler.stop(30)
 
 
 def test_c_code_and_python_may_fork_at_once_where_threads_export(tmp_path: Path) -> None:
-    library = tmp_path / "libforeign.so"
-    source = TESTS / "targets" / "foreign_forks.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", library, source], check=True)
+    library = compile_library("foreign_forks.c", tmp_path)
     with Receiver() as receiver:
         env = profiling_settings(receiver.url, 10, SPLUNK_PROFILER_EXPORTER="thread")
         with Target(sys.executable, "-c", PROGRAM, str(library), env=env) as target:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from target_process import TESTS, Target
+from c_library import NEEDS_COMPILER, compile_library
+from target_process import Target
 
 pytestmark = [
     pytest.mark.skipif(find_spec("splunk_profiler._context") is None, reason="the native publisher is not built"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler"),
+    NEEDS_COMPILER,
 ]
 
 PROGRAM = """
@@ -27,9 +26,7 @@ print("called", [library.fork_once(in_handler) for in_handler in (0, 0, 1, 0)], 
 
 
 def test_a_fork_in_the_middle_of_a_fork_is_none_of_grpcs(tmp_path: Path) -> None:
-    library = tmp_path / "cygrpc.so"
-    source = TESTS / "targets" / "fork_handlers.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    library = compile_library("fork_handlers.c", tmp_path, name="cygrpc.so")
     with Target(sys.executable, "-c", PROGRAM, str(library)) as target:
         assert target.finish() == 0, target.output
         assert target.line("called") == "[1, 2, 3, 4] False"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from target_process import TESTS, Target
+from c_library import compile_library
+from target_process import Target
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
@@ -102,10 +102,7 @@ def test_a_child_that_execs_another_program_is_left_alone() -> None:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """C code that forks."""
-    made = tmp_path_factory.mktemp("library") / "libforeign.so"
-    source = TESTS / "targets" / "foreign_forks.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", made, source], check=True)
-    return made
+    return compile_library("foreign_forks.c", tmp_path_factory.mktemp("library"))
 
 
 @pytest.mark.parametrize("how", ["lock", "os.fork", "C code without the GIL", "thread of C code"])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from c_library import NEEDS_COMPILER, compile_library
 from short_programs import run_code
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 
-_TAKER = Path(__file__).parents[2] / "targets" / "number_taker.c"
 _PROGRAM = """
 import os, tempfile, threading
 from splunk_profiler import _walker
@@ -35,9 +33,7 @@ with tempfile.TemporaryFile() as file:
 """
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not there")
+@NEEDS_COMPILER
 def test_application_that_takes_the_number_of_a_file_in_proc_keeps_it(tmp_path: Path) -> None:
-    shim = tmp_path / "number_taker.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, _TAKER, "-ldl"], check=True)
-    said = run_code(_PROGRAM, LD_PRELOAD=str(shim))
+    said = run_code(_PROGRAM, LD_PRELOAD=str(compile_library("number_taker.c", tmp_path)))
     assert said.splitlines() == ["True b'in a file'", "True b'in a pipe'", "True True", "True"]

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from c_library import compile_library
 
 pytest.importorskip("splunk_profiler._walker", reason="the native walker is not built for this interpreter")
 from allocators import allocators, set_allocator
 from sampled_allocations import Drained, make_bytes, sampling
-from target_process import TESTS, Target
+from target_process import Target
 from walker_factory import make
 
 from splunk_profiler.capture.events.allocations import AllocationEventSource
@@ -126,8 +127,7 @@ drained.ticker.stop_allocations()
 
 @pytest.mark.parametrize(("order", "expected"), [("first", "(True, [])\n"), ("later", "(True, [])\n[] (True, [])\n")])
 def test_ends_are_seen_where_a_library_puts_headers_before_blocks(order: str, expected: str, tmp_path: Path) -> None:
-    source, library = TESTS / "targets" / "block_headers.c", tmp_path / "libheaders.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    library = compile_library("block_headers.c", tmp_path)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _WITH_HEADERS, str(library), order]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
