@@ -203,13 +203,17 @@ def check_export(resolved: Resolved, uid: int) -> Iterator[Finding]:
         return
     choice = walker.choose_walker(resolved.config.walker)
     variable = spans.context_variable()
-    if variable is None:
+    if variable is None and choice.name == "native":
         choice = walker.WalkerChoice("portable", "")
     ticker = walker.make_ticker(choice, variable, lambda _ident: None, resolved.config.max_stack_depth)
     ticker.capture()
-    (raw,) = ticker.drain(0)
+    captured = ticker.drain(0)
     ticker.stop()
-    snapshot = _sample(raw, resolved.config.period_ns, is_native=choice.name == "native")
+    if not captured:
+        yield failure("test sample", "the threads of this process cannot be read")
+        sink.shutdown()
+        return
+    snapshot = _sample(captured[0], resolved.config.period_ns, is_native=choice.name == "native")
     yield good("test sample", f"{len(snapshot.samples)} threads read by the {choice.name} walker")
     records, description = _make_records(snapshot, resolved)
     start = time.monotonic()

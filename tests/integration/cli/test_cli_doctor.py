@@ -82,6 +82,16 @@ def test_a_profiler_that_is_not_switched_on_is_the_reason() -> None:
     assert "OTEL_SDK_DISABLED=true switches the profiler off" in findings(data, "failure")
 
 
+def test_an_interpreter_without_its_gil_is_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys._is_gil_enabled = lambda: False", "utf-8")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    code, data = examined({**ON, "SPLUNK_PROFILER_OUTPUT": f"file:{tmp_path}", "PYTHONPATH": path})
+    failures = findings(data, "failure")
+    assert code == 1
+    assert "walker: none: the GIL is off" in failures
+    assert "test sample: the threads of this process cannot be read" in failures
+
+
 def test_a_port_without_a_listener_is_the_reason() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # taken, and not listened on
