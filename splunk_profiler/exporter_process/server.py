@@ -202,7 +202,7 @@ class Server:
         with self._guard.catching():
             unproven = UnprovenConnection(accepted, self._token)
             accepted.setblocking(False)
-            if unproven.is_user_allowed and self._has_room(unproven):
+            if unproven.is_user_allowed:
                 if len(self._unproven) == _MAX_UNPROVEN:
                     self._close(self._unproven[0])
                 self._unproven_selector.register(accepted, selectors.EVENT_READ, lambda: self._read_proof(unproven))
@@ -210,13 +210,6 @@ class Server:
                 self._read_proof(unproven)  # its challenge may be there
                 return
         accepted.close()
-
-    def _has_room(self, unproven: UnprovenConnection) -> bool:
-        """Return True if there may be another connection; else log it."""
-        has_room = len(self._connections) < MAX_CONNECTIONS
-        if not has_room:
-            unproven.socket.send(frame(REFUSAL))
-        return has_room
 
     def _read_proof(self, unproven: UnprovenConnection) -> None:
         if unproven not in self._unproven:
@@ -226,16 +219,16 @@ class Server:
             return
         self._forget(unproven)
         with self._guard.catching():
-            if unproven.asked_inode is not None:
-                answer = frame(self._status_of(unproven.asked_inode))
-                with suppress(OSError):  # it has gone
-                    unproven.socket.send(answer)  # whole: only the proof may be in the way
-            elif stays and self._has_room(unproven):
+            if unproven.is_admitted and stays and len(self._connections) < MAX_CONNECTIONS:
                 self._had_connection = True
                 connection = _Connection(unproven, self._make_session(unproven.pid))
                 self._selector.register(unproven.socket, selectors.EVENT_READ, lambda: self._serve(connection))
                 self._connections.append(connection)
                 return
+            if unproven.asked_inode is not None or stays:
+                answer = REFUSAL if unproven.asked_inode is None else self._status_of(unproven.asked_inode)
+                with suppress(OSError):  # it has gone
+                    unproven.socket.send(frame(answer))  # whole: only the proof may be in the way
         unproven.socket.close()
 
     def _status_of(self, inode: int) -> bytes:

@@ -15,17 +15,6 @@ NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is
 def compile_library(source: str, folder: Path, *options: str, name: str = "") -> Path:
     """Compile a file of `tests/targets` and return the library in the folder, of that name unless it gets another."""
     library = folder / (name or f"lib{Path(source).stem}.so")
-    command: list[str | Path] = [
-        "cc",
-        "-shared",
-        "-fPIC",
-        "-O1",
-        "-pthread",
-        *options,
-        "-o",
-        library,
-        TESTS / "targets" / source,
-        "-ldl",
-    ]
-    subprocess.run(command, check=True)
+    flags = ("-shared", "-fPIC", "-O1", "-pthread", *options)
+    subprocess.run(["cc", *flags, "-o", library, TESTS / "targets" / source, "-ldl"], check=True)
     return library

@@ -30,7 +30,9 @@ from splunk_profiler.exporter_process.transport import (
     LENGTH,
     MAX_CONNECTIONS,
     PROOF_BYTES,
+    QUESTION,
     frame,
+    prove_asker,
     prove_exporter,
     prove_host,
     socket_name,
@@ -106,7 +108,11 @@ def test_connections_beyond_the_limit_are_told_why_they_are_refused(connection: 
             with other.makefile("rb") as stream:
                 assert stream.read(1)
         with _connect(connection) as last, last.makefile("rb") as stream:
+            last.sendall(_CHALLENGE + _PROOF)
             assert stream.read().endswith(b"serves 256 others already")
+        with _connect(connection) as command, command.makefile("rb") as stream:
+            command.sendall(_CHALLENGE + prove_asker(_TOKEN, _CHALLENGE) + QUESTION.pack(0))
+            assert stream.read() == frame(prove_exporter(_TOKEN, _CHALLENGE)) + frame(b""), "a question takes no place"
         assert exporter_pid(connection) == pid
 
 
