@@ -36,10 +36,9 @@ class Ticker(Generic[_Frame, _Stack]):
         """Capture at absolute deadlines until `stop`; the body of a thread. Releases the GIL while it waits.
 
         Captures all threads every `period_ns` (0: never), for the first time `phase_ns` before one is over.
-        Focused captures come every
-        `focused_period_ns` in between, after `notify_trace_added` and while the filter has traces.
-        They have every thread whose span's trace is in the filter, or cannot be found without
-        running Python code.
+        Focused captures come every `focused_period_ns` in between, after `notify_trace_added` and while the filter has
+        traces. They have every thread whose span's trace is in the filter, or cannot be found without running Python
+        code.
         """
     def set_periods(self, period_ns: int, focused_period_ns: int = 0, /) -> None:
         """Change the periods of a running ticker; from any thread.

@@ -4,10 +4,9 @@
  * their files and connections. So device and inode are noted as soon as there is a socket. Each call first
  * compares them, and the system call follows at once.
  *
- * All calls keep the GIL, so that no Python code begins to close the descriptor in between; a call of `os.close` that is
- * under way, or C code, may. They never wait, and take up to
- * 40 us for the largest piece, 64 KiB. Without the GIL they would wait for its return after each call: 5 ms for each
- * busy thread, at each drain of the ring.
+ * All calls keep the GIL, so that no Python code begins to close the descriptor in between; a call of `os.close` that
+ * is under way, or C code, may. They never wait, and take up to 40 us for the largest piece, 64 KiB. Without the GIL
+ * they would wait for its return after each call: 5 ms for each busy thread, at each drain of the ring.
  */
 #include "module_state.h"
 

@@ -18,7 +18,6 @@ from splunk_profiler.cli.memory_profiles import MemoryProfiles
 from splunk_profiler.cli.profiles import Profiles
 from splunk_profiler.code_origin.paths import is_library
 from splunk_profiler.otel.runtime_id import RUNTIME_ID
-from splunk_profiler.stream.records import HEADER
 from splunk_profiler.viewer.dumps import Call, Dump, parse
 from splunk_profiler.viewer.model import UNKNOWN_SPAN, SpanKey
 from splunk_profiler.viewer.otlp_files import (
@@ -35,6 +34,7 @@ from splunk_profiler.viewer.otlp_files import (
     attributes,
     find_files,
     is_database,
+    is_stream,
     parse_int,
     span_key,
 )
@@ -42,7 +42,6 @@ from splunk_profiler.viewer.profile_messages import OUTSIDE, PROFILE_FORMAT, pla
 
 STACK_TRACE_IDS = "elastic.profiler_stack_trace_ids"
 
-_STREAM_START = HEADER[:-1]  # of whatever version
 _REMOTE_PARENT = 0x300  # flags of a span in OTLP: CONTEXT_HAS_IS_REMOTE and CONTEXT_IS_REMOTE
 
 
@@ -320,13 +319,10 @@ def _refuse_other_kinds(path: Path) -> None:
             if not any(name.endswith(REQUEST_SUFFIXES) for name in names):
                 others = any(name.endswith((*PROFILE_SUFFIXES, STREAM_SUFFIX)) for name in names)
                 kind = "holds profiles or kept streams" if others else ""
-        elif path.is_file():
-            with path.open("rb") as file:
-                is_stream = file.read(len(_STREAM_START)) == _STREAM_START
-            if is_stream:
-                kind, command = "is a kept stream", "replay"
-            elif is_database(path):
-                kind = "is a store"
+        elif is_stream(path):
+            kind, command = "is a kept stream", "replay"
+        elif is_database(path):
+            kind = "is a store"
     if kind:
         raise CommandError(f"{path} {kind}, which report does not read: splunk-profiler {command} {path}")
 

@@ -196,7 +196,9 @@ def check_export(resolved: Resolved, uid: int) -> Iterator[Finding]:
         from splunk_profiler.export.resource import current_resource  # noqa: PLC0415
         from splunk_profiler.export.sink_context import SinkContext  # noqa: PLC0415
 
-        context = SinkContext(resolved, lambda: current_resource(resolved.resource_attributes), share_connection=False)
+        context = SinkContext(
+            resolved, lambda: current_resource(resolved.resource_attributes), None, share_connection=False
+        )
         sink = make_sink(context)
     except ImportError as error:
         yield failure("test export", f"what sends cannot be loaded: {error}")

@@ -20,7 +20,6 @@ from splunk_profiler.cli.errors import CommandError
 from splunk_profiler.cli.output import print_line
 from splunk_profiler.cli.store import DEFAULT_DIRECTORY
 from splunk_profiler.config import environment
-from splunk_profiler.stream.records import HEADER
 from splunk_profiler.system.private_files import make_private, open_private
 from splunk_profiler.viewer.answers import Answers
 from splunk_profiler.viewer.clickhouse import ClickHouse
@@ -29,7 +28,7 @@ from splunk_profiler.viewer.clickhouse_tables import LOGS
 from splunk_profiler.viewer.live_files import LiveFiles
 from splunk_profiler.viewer.live_store import LiveStore
 from splunk_profiler.viewer.model import NEVER_NS, Selection
-from splunk_profiler.viewer.otlp_files import STREAM_SUFFIX, SourceError, find_files, is_database
+from splunk_profiler.viewer.otlp_files import STREAM_SUFFIX, SourceError, find_files, is_database, is_stream
 from splunk_profiler.viewer.recording import Recording
 from splunk_profiler.viewer.records import RecordReader
 from splunk_profiler.viewer.source import Source
@@ -178,15 +177,6 @@ def open_files(path: Path) -> Source:
         return LiveFiles(path)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def is_stream(path: Path) -> bool:
-    """Return True for a stream of captures, of whatever version."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(HEADER) - 1) == HEADER[:-1]  # without the version
-    except OSError:
-        return False
 
 
 class KeptStreams(Source):

@@ -142,7 +142,7 @@ class Config:
     @property
     def periods_ns(self) -> tuple[int, int]:
         """Periods of captures of all threads and of those of selected traces; 0: there are none."""
-        return self.period_ns * self.enabled, self.snapshot_period_ns * self.snapshot_enabled
+        return self.period_ns * self.enabled, self.snapshot_interval_ms * 1_000_000 * self.snapshot_enabled
 
     @property
     def overhead_limit(self) -> float | None:
@@ -198,11 +198,6 @@ class Config:
     def samples(self) -> bool:
         """True if stacks are sampled: of all threads, of selected traces, or both."""
         return self.enabled or self.snapshot_enabled
-
-    @property
-    def snapshot_period_ns(self) -> int:
-        """Nanoseconds between two samples of selected traces."""
-        return self.snapshot_interval_ms * 1_000_000
 
     def shareable(self) -> dict[str, Any]:
         """Return the fields that are not default, without secrets and destinations; `Config` takes them."""

@@ -36,10 +36,11 @@ class SinkContext(NamedTuple):
     Attributes:
         resource: returns the resource of the process; called with each export.
         classifier: classifies code by its file, for profiles.
-        share_connection: False in a forked child: the parent owns the trace exporter's connection.
+        share_connection: use the application's trace exporter's connection, which this process has and owns: not as a
+            forked child, nor beside the application.
     """
 
     resolved: Resolved
     resource: Callable[[], Resource]
-    classifier: CodeClassifier | None = None
-    share_connection: bool = True
+    classifier: CodeClassifier | None
+    share_connection: bool

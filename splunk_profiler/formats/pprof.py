@@ -1,7 +1,7 @@
 """A profile as messages of pprof's ``profile.proto``, gzipped, and in base64 for a log record.
 
-Pure: data in, bytes out. Runs on the exporting thread. Equal
-strings, functions, locations and stacks are encoded once and shared.
+Pure: data in, bytes out. Runs on the exporting thread. Equal strings, functions, locations and stacks are encoded
+once and shared.
 
 Specification: ``proto/profile.proto`` of the pprof project; labels and body: Splunk profiling conventions,
 ``pprof-gzip-base64``.

@@ -17,6 +17,7 @@ from splunk_profiler.lifecycle.sink_opener import SinkOpener
 from splunk_profiler.model import RecordCounters
 from splunk_profiler.otel.runtime_id import ResourceTagger
 from splunk_profiler.pipeline.delivery_log import WarningLimit
+from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.system import clocks
 from splunk_profiler.system.clocks import boottime_ns
 from splunk_profiler.system.guard import Guard
@@ -48,6 +49,7 @@ class LocalExport(StreamOutput):
         )
         self._warning_limit: WarningLimit = WarningLimit() if parent is None else parent._warning_limit
         self.batch_exporter = make_batch_exporter(resolved.config, self.sink, self._warning_limit)
+        self._reader = StreamReader()
         self._pipeline = make_pipeline(resolved.config, self.batch_exporter.record)
         self._thread = Worker("exporter", self._export)
         self._guard = Guard("the pipeline")
@@ -75,8 +77,11 @@ class LocalExport(StreamOutput):
             if self._is_stopping:  # `stop` did not wait for the sampler thread's end
                 return True
             with self._guard.catching():
-                self._pipeline.feed(data)
+                for item in self._reader.feed(data):
+                    self._pipeline.take(item)
                 is_read = True
+            if not is_read:
+                self._reader = StreamReader()
             with self._guard.catching():
                 self._pipeline.tick(boottime_ns())
         with self._guard.catching():

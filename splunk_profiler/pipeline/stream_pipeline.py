@@ -1,4 +1,4 @@
-"""The pipeline of one stream: bytes in, records for an exporter out. It does not know in which process it runs.
+"""The pipeline of one stream: captures in, records for an exporter out. It does not know in which process it runs.
 
 Called by one thread at a time.
 """
@@ -16,8 +16,6 @@ from splunk_profiler.pipeline.trace_snapshot_builder import TraceSnapshotBuilder
 from splunk_profiler.raw import Periods
 from splunk_profiler.samples import IdleRepeat, Snapshot, UnattributedTime
 from splunk_profiler.stream.captured import CapturedEvent, CapturedSnapshot, Item, ProcessStarted
-from splunk_profiler.stream.codec import StreamError
-from splunk_profiler.stream.reader import StreamReader
 from splunk_profiler.stream.records import (
     EndpointRecord,
     EndRecord,
@@ -87,7 +85,6 @@ class StreamPipeline:
     ) -> None:
         self._settings = settings
         self._guard = guard or Guard("the pipeline")
-        self._reader = StreamReader()
         self._snapshot_builder = SnapshotBuilder(
             settings.periods.all_ns,
             skips_idle=settings.skips_idle,
@@ -119,19 +116,6 @@ class StreamPipeline:
         self._live_heap.rename_endpoints(self._endpoints)
         return self._live_heap.take(self._now_ns)
 
-    def feed(self, data: bytes) -> None:
-        """Take further bytes of the stream, in pieces of any size.
-
-        Raises:
-            StreamError: it cannot be read. The next bytes are those of a stream that begins anew.
-        """
-        try:
-            for item in self._reader.feed(data):
-                self.take(item)
-        except StreamError:
-            self._reader = StreamReader()
-            raise
-
     def tick(self, now_ns: int) -> None:
         """Queue what is due without a capture, at an instant on the boot-time clock; call it at least once a second.
 
@@ -151,7 +135,7 @@ class StreamPipeline:
         self._records.close(self._snapshot_builder.unattributed(end) if end is not None and is_complete else ())
 
     def take(self, item: Item) -> None:
-        """Take what was read from the stream; never raises."""
+        """Take the next item of the stream; never raises."""
         with self._guard.catching():
             if isinstance(item, CapturedSnapshot | QuietRecord | CapturedEvent | EndRecord):
                 self._now_ns = max(self._now_ns, item.instant_ns)

@@ -1,4 +1,4 @@
-"""Files that can be shown: stores, profiles, and OTLP/JSON, one request a line.
+"""Files that can be shown: stores, streams, profiles, and OTLP/JSON, one request a line.
 
 `collect` and the OpenTelemetry Collector's file exporter write the latter.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from splunk_profiler.config.parsers import ProfilerError
+from splunk_profiler.stream.records import HEADER
 from splunk_profiler.viewer.model import SpanKey
 
 PROFILE_SCOPE = "otel.profiling"
@@ -19,7 +20,6 @@ SOURCE, SNAPSHOT = "profiling.instrumentation.source", "snapshot"
 DATA_TYPE, CPU, ALLOCATION = "profiling.data.type", "cpu", "allocation"
 DATA_FORMAT = "profiling.data.format"
 
-_STORE_START = b"SQLite format 3\0"
 _INT64_LIMIT = 1 << 63
 _TIME_LIMIT_NS = 1 << 62  # in the year 2116: sums of two times are numbers of 64 bits as well
 
@@ -30,9 +30,18 @@ class SourceError(ProfilerError):
 
 def is_database(path: Path) -> bool:
     """Return True for a file of SQLite, of whatever content."""
+    return _begins_with(path, b"SQLite format 3\0")
+
+
+def is_stream(path: Path) -> bool:
+    """Return True for a stream of captures, of whatever version."""
+    return _begins_with(path, HEADER[:-1])
+
+
+def _begins_with(path: Path, start: bytes) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(len(_STORE_START)) == _STORE_START
+            return file.read(len(start)) == start
     except OSError:
         return False
 

@@ -157,7 +157,8 @@ def pipe(data: bytes, *, profiles: bool) -> str:
     )
     found = "read"
     try:
-        pipeline.feed(data)
+        for item in StreamReader().feed(data):
+            pipeline.take(item)
     except StreamError:
         found = "refused"
     pipeline.tick(1 << 62)

@@ -66,8 +66,7 @@ class Exporter:
             resolved.endpoint,
             SampleEncoder(lambda: resource, BodyFormatter().parts).encode,
             resolved.transport,
-            lambda: self.provider,
-            share_connection=share,
+            (lambda: self.provider) if share else None,
         )
         self.batch_exporter = BatchExporter(self.sink, export_interval_ns=20_000_000, size_of=estimate_size)
         self.thread = Worker("exporter", self.batch_exporter.run)

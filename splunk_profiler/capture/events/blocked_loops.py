@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from splunk_profiler.capture.events.running_loops import RunningLoops, shown_name
+from splunk_profiler.capture.events.running_loops import RunningLoops, name_labels
 from splunk_profiler.capture.events.source import EventSource
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, Stack, ValueType
@@ -100,7 +100,5 @@ def make_blocked_loop_source(config: Config, ticker: Any, native: bool) -> Block
 
 
 def _make_event(block: RecordedEvent) -> RawEvent:
-    task_name, coroutine_name = block.details
-    name = shown_name(task_name or "") or shown_name(coroutine_name or "")
     event = Event(LOOP_BLOCKED, (), block.event_count, block.event_amount)
-    return RawEvent(block.time_ns, block.thread, event, (("task.name", name),) if name else ())
+    return RawEvent(block.time_ns, block.thread, event, name_labels(*block.details))

@@ -49,9 +49,12 @@ class RunningLoops:
         return self._reads_tasks
 
 
-def shown_name(name: str) -> str:
-    """Return a name as it is shown; empty if asyncio has given it: that is another one for each task."""
-    return "" if _DEFAULT_NAME.fullmatch(name) else printable(name[:_MAX_NAME_CHARACTERS])
+def name_labels(*names: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the label with the first of a task's names that asyncio has not given: those differ for each task."""
+    for name in names:
+        if name and not _DEFAULT_NAME.fullmatch(name):
+            return (("task.name", printable(name[:_MAX_NAME_CHARACTERS])),)
+    return ()
 
 
 def _suspended_generator() -> tuple[Any, CodeType, int]:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from splunk_profiler.capture.events.running_loops import RunningLoops, shown_name
+from splunk_profiler.capture.events.running_loops import RunningLoops, name_labels
 from splunk_profiler.capture.events.source import PacedSource
 from splunk_profiler.config import Config
 from splunk_profiler.model import Event, EventKind, ValueType
@@ -67,7 +67,7 @@ class TaskEventSource(PacedSource):
         for number, (thread, name) in enumerate(captured):
             count = (total + number) // len(captured)  # the sum of all is `total`
             event = Event(TASK_KIND, WAITING_LABELS, count, count * since_ns)
-            events.append(RawEvent(time_ns, thread, event, _name_labels(name)))
+            events.append(RawEvent(time_ns, thread, event, name_labels(name)))
         return events
 
     def _choose(self, known: list[Any]) -> list[Any]:
@@ -98,9 +98,3 @@ def _known_tasks(asyncio_in_c: ModuleType, loops: Sequence[Any]) -> list[Any]:
     in_python = vars(sys.modules.get("asyncio.tasks"))
     weak_set = in_python.get("_scheduled_tasks", in_python.get("_all_tasks"))  # CPython 3.12 has renamed it
     return list(vars(weak_set)["data"])
-
-
-def _name_labels(task_name: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the name that a task was given; those that asyncio gives are different for each."""
-    name = shown_name(task_name or "")
-    return (("task.name", name),) if name else ()

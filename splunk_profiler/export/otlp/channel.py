@@ -112,8 +112,8 @@ class ConnectionSelector:
     """The owner of our connection, which chooses the connection of each export.
 
     Args:
-        tracer_provider: returns the application's provider or None; called with each export.
-        share_connection: False in a forked child: the parent owns the trace exporter's connection.
+        tracer_provider: returns the application's provider or None; called with each export; None: its trace
+            exporter's connection is not shared.
     """
 
     def __init__(
@@ -121,13 +121,10 @@ class ConnectionSelector:
         endpoint: Endpoint,
         transport: Transport,
         tracer_provider: Callable[[], object | None] | None,
-        *,
-        share_connection: bool,
     ) -> None:
         self._endpoint = endpoint
         self._transport = transport
-        self._tracer_provider = tracer_provider
-        self._can_share = share_connection and not _LATE_THREADS_FAIL
+        self._tracer_provider = None if _LATE_THREADS_FAIL else tracer_provider
         self._pems: Pems = (None, None, None)
         self._credentials: grpc.ChannelCredentials | None = None
         if endpoint.is_secure:
@@ -152,7 +149,7 @@ class ConnectionSelector:
         if self._avoid_shared_until_ns is not None and clocks.monotonic_ns() >= self._avoid_shared_until_ns:
             self._avoid_shared_until_ns = None
         channel = None
-        if self._can_share and may_share:
+        if may_share:
             with suppress(Exception):  # of processors of the application
                 channel = self._find_trace_channel()
         if channel is None:

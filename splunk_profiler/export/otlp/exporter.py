@@ -41,7 +41,7 @@ class OtlpSink(Generic[Record]):
 
     Args:
         encode: records → the bytes of a request (`sample_records`, `profile_records`).
-        tracer_provider, share_connection: see `ConnectionSelector`.
+        tracer_provider: see `ConnectionSelector`.
     """
 
     def __init__(
@@ -50,14 +50,12 @@ class OtlpSink(Generic[Record]):
         encode: Callable[[Sequence[Record]], bytes],
         transport: Transport,
         tracer_provider: Callable[[], object | None] | None = None,
-        *,
-        share_connection: bool = True,
     ) -> None:
         self._endpoint = endpoint
         self._transport = transport
         self._proxy = explain_proxy(endpoint, environment())
         self._encode = encode
-        self._connections = ConnectionSelector(endpoint, transport, tracer_provider, share_connection=share_connection)
+        self._connections = ConnectionSelector(endpoint, transport, tracer_provider)
         self._compression = grpc.Compression.Gzip if transport.gzip else grpc.Compression.NoCompression
         self._server_protocol = errors.ServerProtocol.UNKNOWN
         self._probed_details = ""
@@ -217,7 +215,7 @@ def open_sink(context: SinkContext) -> OtlpSink[Any]:
     else:
         encode = SampleEncoder(context.resource, BodyFormatter().parts).encode
     if not context.share_connection:
-        return OtlpSink(endpoint, encode, resolved.transport, share_connection=False)
+        return OtlpSink(endpoint, encode, resolved.transport)
     from splunk_profiler.otel.spans import tracer_provider  # noqa: PLC0415  # megabytes, and only a service has one
 
     return OtlpSink(endpoint, encode, resolved.transport, tracer_provider)

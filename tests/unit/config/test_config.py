@@ -150,7 +150,7 @@ def test_snapshot_profiling_runs_with_and_without_the_profiler() -> None:
     alone = from_env({"SPLUNK_SNAPSHOT_PROFILER_ENABLED": "true"})
     assert (alone.warnings, alone.config.runs, alone.config.samples, alone.config.enabled) == ((), True, True, False)
     assert (alone.config.publishes_correlation, alone.config.publishes_labels) == (False, False)
-    assert (alone.config.snapshot_period_ns, alone.config.snapshot_probability) == (10_000_000, 0.01)
+    assert (alone.config.snapshot_interval_ms, alone.config.snapshot_probability) == (10, 0.01)
     without = from_env({"SPLUNK_PROFILER_ENABLED": "true"}).config
     assert (without.samples, without.snapshot_enabled) == (True, False)
 

@@ -29,7 +29,7 @@ OUTPUT = "SPLUNK_PROFILER_OUTPUT"
 )
 def test_a_destination_has_its_sink_and_its_description(env: dict[str, str], kind: type, words: str) -> None:
     resolved = from_env(env)
-    sink = make_sink(SinkContext(resolved, Resource.get_empty, share_connection=False))
+    sink = make_sink(SinkContext(resolved, Resource.get_empty, None, share_connection=False))
     sink.shutdown()
     assert type(sink) is kind
     assert describe(resolved).startswith(words)
@@ -42,7 +42,7 @@ def test_where_no_collector_is_asked_for_grpc_is_not_loaded(output: str) -> None
         "from splunk_profiler.config import from_env\n"
         "from splunk_profiler.export.destinations import make_sink\n"
         "from splunk_profiler.export.sink_context import SinkContext\n"
-        f"make_sink(SinkContext(from_env({{'{OUTPUT}': '{output}'}}), dict, share_connection=False))\n"
+        f"make_sink(SinkContext(from_env({{'{OUTPUT}': '{output}'}}), dict, None, share_connection=False))\n"
         "print([name for name in ('grpc', 'opentelemetry.proto', 'opentelemetry.sdk') if name in sys.modules])\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

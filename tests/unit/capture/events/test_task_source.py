@@ -153,7 +153,7 @@ def test_tasks_of_kinds_that_take_turns_are_sampled_alike(ticker: Any, number: i
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("during", ["name", "shown_name"])  # of a place in code, and of the task
+@pytest.mark.parametrize("during", ["name", "name_labels"])  # of a place in code, and of the task
 def test_task_that_ends_during_its_capture_is_freed_on_its_own_thread(during: str) -> None:
     gc.collect()  # of many ended tasks that wait for the collector only some are probed
     loop, fails, waits, is_over = asyncio.new_event_loop(), asyncio.Event(), threading.Event(), threading.Event()

@@ -56,7 +56,7 @@ def test_an_odd_processor_leaves_us_our_own_connection(inner: object) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(OddProcessor(inner))
     endpoint = parse_endpoint("http://127.0.0.1:9")
-    selector = channel.ConnectionSelector(endpoint, Transport(), lambda: provider, share_connection=True)
+    selector = channel.ConnectionSelector(endpoint, Transport(), lambda: provider)
     assert not selector.choose_connection(may_share=True).is_shared
     selector.close()
 
