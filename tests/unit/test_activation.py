@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from short_programs import run_code
+
+from splunk_profiler.cli.run import AUTOSTART
 
 PUBLISHING = ("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED", "SPLUNK_PROFILER_CUSTOM_LABELS_ENABLED")
 THREADS = "len(__import__('threading').enumerate())"
@@ -327,3 +330,22 @@ def test_a_subinterpreter_is_not_profiled_and_the_log_reports_it(first: str, lin
     said = run_code(SUBINTERPRETER.format(module=module, first=first), SPLUNK_PROFILER_ENABLED="true")
     assert said.count("stays off in this subinterpreter") == (lines if knows_pools else 3)
     assert "Traceback" not in said
+
+
+POOL = """
+import {module} as interpreters
+look = "import sys; print('splunk_profiler' in sys.modules, flush=True)"
+for _ in range(2):
+    other = interpreters.create()
+    assert interpreters.run_string(other, look) is None
+    interpreters.destroy(other)
+"""
+
+
+def test_the_launcher_starts_nothing_in_interpreters_that_python_code_makes() -> None:
+    knows_makers = sys.version_info >= (3, 13)
+    module = "_interpreters" if knows_makers else "_xxsubinterpreters"
+    path = os.pathsep.join([str(AUTOSTART), os.environ.get("PYTHONPATH", "")])
+    said = run_code(POOL.format(module=module), SPLUNK_PROFILER_ENABLED="true", PYTHONPATH=path)
+    assert said.count("stays off in this subinterpreter") == (0 if knows_makers else 2)
+    assert said.count(f"{not knows_makers}\n") == 2

@@ -19,6 +19,7 @@ _this_module = sys.modules.pop("sitecustomize")  # a reference: Python 2 clears 
 _here = os.path.dirname(os.path.abspath(__file__))
 _LAUNCHERS = ("opentelemetry-instrument", "splunk-profiler")
 _OWN_MODULE = ["-m", "splunk_profiler"]
+_MADE_BY_C = 3  # `WHENCE_CAPI` of CPython
 
 
 def _run_application_sitecustomize():
@@ -55,6 +56,17 @@ def _is_helper_process():
     return any(os.path.basename(word) in _LAUNCHERS for word in words[1:2])
 
 
+def _is_made_by_python():
+    """Return True in an interpreter that Python code makes, as a pool does for each worker: the profiler is in another.
+
+    While it starts, it is one that C code has made, but not with the older function that servers call.
+    """
+    if sys.version_info < (3, 13):
+        return False
+    number, maker = importlib.import_module("_interpreters").get_current()
+    return number != 0 and maker == _MADE_BY_C
+
+
 def _report_problem(problem):
     if os.environ.get("SPLUNK_PROFILER_RUN_PID") == str(os.getpid()) and sys.stderr is not None:
         sys.stderr.write("splunk-profiler: the profiler is not started in this process: " + problem + "\n")
@@ -86,5 +98,5 @@ try:
 finally:
     if _is_helper_process():
         sys.addaudithook(_come_first_at_exec)
-    else:
+    elif not _is_made_by_python():
         _start()
