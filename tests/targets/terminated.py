@@ -115,21 +115,20 @@ def changing() -> None:
 
 
 def _get_signal_with_gil() -> None:
-    """Return when another process has sent SIGTERM, and no other thread has had the GIL since.
+    """Return when SIGTERM of another process has been handled, and no other thread has had the GIL since it was sent.
 
-    Another thread gets it: the main thread would go no further.
+    A thread that Python does not know gets it, and ends with the handler: the main thread would go no further.
     """
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    holding_gil, answer = ctypes.PyDLL(None), ctypes.create_string_buffer(8)
-    command = ["sh", "-c", f"read line; kill -TERM {os.getpid()}; echo sent"]
-    sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holding_gil, thread = ctypes.PyDLL(None), ctypes.c_ulong()
+    take, no_signals = ctypes.cast(holding_gil.sigsuspend, ctypes.c_void_p), ctypes.create_string_buffer(128)
+    assert holding_gil.pthread_create(ctypes.byref(thread), None, take, no_signals) == 0
+    sender = subprocess.Popen(["sh", "-c", f"read line; kill -TERM {os.getpid()}"], stdin=subprocess.PIPE)
     assert sender.stdin is not None
-    assert sender.stdout is not None
     sys.setswitchinterval(3600)
     holding_gil.write(sender.stdin.fileno(), b"go\n", 3)
-    holding_gil.read(sender.stdout.fileno(), answer, len(answer))
-    assert answer.value == b"sent\n"
+    assert holding_gil.pthread_join(thread, None) == 0
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # for that of the time limit
 
 
 def thread_raising() -> None:
