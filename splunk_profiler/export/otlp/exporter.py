@@ -123,7 +123,7 @@ class OtlpSink(Generic[Record]):
                 if not connection.is_shared:
                     return ExportResult(ExportStatus.RETRY, f"gRPC does not send: {error}")
             except grpc.RpcError as error:
-                if self._is_ended() or (_timed_out(error) and self._shutdown_deadline_s is not None):
+                if self._is_ended() or were_closed() or (_timed_out(error) and self._shutdown_deadline_s is not None):
                     return self._interrupted_result()
                 if not self._should_retry(connection, error, may_reconnect=may_reconnect):
                     protocol = self._probe_protocol(error)

@@ -1,4 +1,4 @@
-"""Exports from a process that gRPC would abort: it has no device of random numbers, or too few free descriptors."""
+"""Exports from a process where gRPC lacks something: a device of random numbers, or descriptors."""
 
 from __future__ import annotations
 
@@ -43,3 +43,40 @@ def test_export_without_what_grpc_needs_is_tried_again(change: str, reason: str)
     said = run_code(_EXPORT % (sys.path, change))
     assert said.startswith("RETRY gRPC would end the process: ")
     assert reason in said
+
+
+_CLOSING = """
+import os, sys
+sys.path[:0] = %r
+import grpc
+from logs_collector import Collector, running
+from sample_factory import make_sample
+from splunk_profiler.config.otlp_transport import Transport
+from splunk_profiler.config.parsers import parse_endpoint
+from splunk_profiler.export.otlp.exporter import OtlpSink
+from splunk_profiler.samples import Batch
+from splunk_profiler.system.descriptors import HIGH_NUMBER
+
+class ClosingAtTheSecond(Collector):
+    count = 0
+
+    def Export(self, request, context):
+        self.count += 1
+        if self.count == 2:
+            os.closerange(HIGH_NUMBER, HIGH_NUMBER + 100)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Stream removed")
+        return super().Export(request, context)
+
+batch = Batch((make_sample(1),))
+with running(ClosingAtTheSecond()) as port:
+    sink = OtlpSink(parse_endpoint(f"http://127.0.0.1:{port}"), lambda _: b"", Transport())
+    assert sink.export(batch)[0].name == "DELIVERED"
+    status, text = sink.export(batch)[:2]
+    sink.shutdown()
+print(status.name, text)
+"""
+
+
+def test_a_call_that_fails_by_closed_descriptors_is_said_to_do_so() -> None:
+    """It may fail before anything has ended it: gRPC's own descriptors are among those that are closed."""
+    assert run_code(_CLOSING % sys.path).startswith("RETRY the application has closed the descriptors of gRPC")
