@@ -342,7 +342,7 @@ for _ in range(2):
 """
 
 
-def test_the_launcher_starts_nothing_in_interpreters_that_python_code_makes() -> None:
+def test_launcher_starts_nothing_in_interpreters_of_a_pool() -> None:
     knows_makers = sys.version_info >= (3, 13)
     module = "_interpreters" if knows_makers else "_xxsubinterpreters"
     path = os.pathsep.join([str(AUTOSTART), os.environ.get("PYTHONPATH", "")])
