@@ -29,7 +29,9 @@ _MAX_BACKOFF_NS = 4_000_000_000
 _STEADY_BATCHES = 64  # that are delivered before larger ones are tried again: each try is a request in vain
 _MAX_TOO_LARGE = 32  # in a row; halving down to the one record or stack that is too large takes 12
 _MAX_INTERRUPTIONS = 16  # in a row that are no failures; a receiver that answers soon takes a batch in between
-MAX_PATIENT_FORK_S = 0.25  # once in so many interruptions, each with a pause after it: in 8 seconds at most once
+# For the end of an interrupted export. And, once in so many interruptions, each with a pause after it, for one that is
+# not interrupted yet: in 8 seconds at most once.
+MAX_PATIENT_FORK_S = 0.25
 _EXIT_GRACE_S = 0.3
 _FAILURE_PAUSE_S = 1.0
 
@@ -182,8 +184,9 @@ class BatchExporter(Generic[Record]):
     def hold_for_fork(self, timeout_s: float) -> bool:
         """Wait until no export is in flight and start none until `release_after_fork`.
 
-        An export has half of `timeout_s` to end by itself. Then it is interrupted, has the other half to end,
-        and is repeated after the fork. Returns False if one is still in flight: the fork has to go on regardless.
+        An export has half of `timeout_s` to end by itself. Then it is interrupted, and is repeated after the fork. Its
+        thread needs the GIL for that, and has a quarter of a second: gRPC may break in a child that is forked in the
+        middle of a call. Returns False if it is still in flight then: the fork has to go on regardless.
         After 16 interruptions in a row the next fork waits longer, or forks that come often would let none end.
         """
         in_flight = self._in_flight
@@ -195,7 +198,7 @@ class BatchExporter(Generic[Record]):
         if not held and not is_stuck:
             self._is_interrupted = True
             self._sink.interrupt()
-            held = self._exporting.acquire(timeout_s / 2)
+            held = self._exporting.acquire(max(timeout_s / 2, MAX_PATIENT_FORK_S))
             self._stuck_batch = None if held else in_flight
         return held
 

@@ -9,6 +9,7 @@ import pytest
 from scripted_sink import ScriptedSink, samples, wait_until_sent
 
 from splunk_profiler.model import RecordCounters
+from splunk_profiler.pipeline import batch_exporter as batch_exporter_module
 from splunk_profiler.pipeline.batch_exporter import BatchExporter, QueueLimits
 from splunk_profiler.pipeline.record_memory import estimate_size
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Sample
@@ -154,6 +155,20 @@ def test_fork_interrupts_a_hanging_export_and_its_batch_is_sent_later(blocking: 
     batch_exporter.release_after_fork()
     sink.answers.put(DELIVERED)
     assert wait_until_sent(batch_exporter, 60)
+    batch_exporter.stop(60)
+    thread.join()
+    assert batch_exporter.counters() == RecordCounters(recorded=1, delivered=1)
+
+
+def test_fork_waits_for_the_end_of_an_interrupted_export(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_exporter_module, "MAX_PATIENT_FORK_S", 60.0)
+    sink, batch_exporter, thread = blocking
+    thread.start()
+    batch_exporter.record(samples(1, 1))
+    sink.begun.get()
+    assert batch_exporter.hold_for_fork(0.0)
+    batch_exporter.release_after_fork()
+    sink.answers.put(DELIVERED)
     batch_exporter.stop(60)
     thread.join()
     assert batch_exporter.counters() == RecordCounters(recorded=1, delivered=1)
