@@ -63,7 +63,10 @@ def _is_made_by_python():
     """
     if sys.version_info < (3, 13):
         return False
-    number, maker = importlib.import_module("_interpreters").get_current()
+    try:
+        number, maker = importlib.import_module("_interpreters").get_current()
+    except ImportError:  # Python was built without it
+        return False
     return number != 0 and maker == _MADE_BY_C
 
 
