@@ -44,8 +44,6 @@ class LazySink(DeferredSink[Record]):
         detect: runs resource detectors, perhaps over the network, after `load`. A fork waits only for its imports.
     """
 
-    waits_for_imports = True  # in `hold_for_fork`
-
     def __init__(
         self,
         open_sink: Callable[[], Sink[Record]],

@@ -60,8 +60,6 @@ class Correlator:
         buffer_size: number of transactions that may wait.
     """
 
-    waits_for_imports = False  # in `hold_for_fork`
-
     def __init__(
         self,
         at_once: bool,

@@ -52,8 +52,6 @@ class ContextSource(NamedTuple):
 class ProcessPublisher:
     """The publishing of one process; continues in a forked child. `notify` announces pending work; must be short."""
 
-    waits_for_imports = False  # in `hold_for_fork`
-
     def __init__(
         self,
         extension: Any,

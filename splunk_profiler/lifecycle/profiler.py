@@ -22,13 +22,7 @@ _PUBLISHING_STOP_SHARE = 0.25  # of the time that stopping may take; sampling ge
 
 
 class ForkParticipant(Protocol):
-    """A part that no fork may interrupt.
-
-    Attributes:
-        waits_for_imports: True if `hold_for_fork` waits as long as imports make progress, whatever the timeout.
-    """
-
-    waits_for_imports: bool
+    """A part that no fork may interrupt."""
 
     def hold_for_fork(self, timeout_s: float, /) -> object:
         """Wait for what is under way, and start nothing until `release_after_fork`."""
@@ -113,13 +107,11 @@ class Profiler:
     def hold_for_fork(self, timeout_s: float) -> None:
         """Let no import, export or publication be under way while the process forks.
 
-        Waits for our imports as long as they progress, and about `timeout_s` seconds for the rest.
+        Waits for our imports as long as they progress, for an export as `BatchExporter` says, and up to `timeout_s`
+        seconds for each of the others.
         """
-        deadline_s = clocks.monotonic() + timeout_s
         for participant in self._fork_participants():
-            participant.hold_for_fork(max(deadline_s - clocks.monotonic(), 0.0))
-            if participant.waits_for_imports:
-                deadline_s = clocks.monotonic() + timeout_s  # the wait for imports does not count
+            participant.hold_for_fork(timeout_s)
 
     def release_after_fork(self) -> None:
         """Go on in the parent, in the reverse order of `hold_for_fork`."""

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf
 from typing import Generic, NamedTuple
 
 from splunk_profiler.model import RecordCounters
@@ -19,7 +20,7 @@ from splunk_profiler.pipeline.record_memory import RecordMemory, SizedMemory
 from splunk_profiler.samples import Batch, ExportResult, ExportStatus, Profile, Record, Sink
 from splunk_profiler.system import clocks
 from splunk_profiler.system.guard import Guard, is_interrupt
-from splunk_profiler.system.threads import OwnedLock, WakeEvent
+from splunk_profiler.system.threads import OwnedLock, WakeEvent, wait_until
 
 _RANDOM = random.SystemRandom()  # the application may have seeded the other, and count on its numbers
 _MAX_WAIT_S = 3600.0
@@ -62,8 +63,6 @@ class BatchExporter(Generic[Record]):
         wake: the event that the exporting thread waits on.
     """
 
-    waits_for_imports = False  # in `hold_for_fork`
-
     def __init__(
         self,
         sink: Sink[Record],
@@ -105,6 +104,7 @@ class BatchExporter(Generic[Record]):
         self._failed_record: Record | None = None  # the first of a batch whose export raised
         self._stuck_batch: Batch[Record] | None = None  # in flight when a fork gave up waiting
         self._exporting = OwnedLock()  # held during an export, and by a forking thread
+        self._fork_deadline_s = 0.0  # until when no export begins, as a fork waits for the one before
         self._is_interrupted = False  # the export in flight, by a fork: that is seldom a failure of the receiver
         self._wake = wake or WakeEvent()
         self._ended = WakeEvent()
@@ -193,17 +193,23 @@ class BatchExporter(Generic[Record]):
         # One fork waits for a stuck batch, not every fork: the file system may be dead.
         is_stuck = in_flight is self._stuck_batch
         has_starved = self._interruption_count > 0 and self._interruption_count % _MAX_INTERRUPTIONS == 0
-        own_end_s = max(timeout_s / 2, MAX_PATIENT_FORK_S) if has_starved else timeout_s / 2
+        interrupted_end_s = max(timeout_s / 2, MAX_PATIENT_FORK_S)
+        own_end_s = interrupted_end_s if has_starved else timeout_s / 2
+        if not is_stuck:
+            self._fork_deadline_s = clocks.monotonic() + own_end_s + interrupted_end_s
         held = self._exporting.acquire(0 if is_stuck else own_end_s)
         if not held and not is_stuck:
             self._is_interrupted = True
             self._sink.interrupt()
-            held = self._exporting.acquire(max(timeout_s / 2, MAX_PATIENT_FORK_S))
+            held = self._exporting.acquire(interrupted_end_s)
             self._stuck_batch = None if held else in_flight
+        if not held:
+            self._fork_deadline_s = 0.0
         return held
 
     def release_after_fork(self) -> None:
-        """Allow exports again in the parent; does nothing on a thread without the hold."""
+        """Allow exports again in the parent; frees nothing on a thread without the hold."""
+        self._fork_deadline_s = 0.0
         self._exporting.release()
 
     def _export_once(self) -> bool:
@@ -215,6 +221,8 @@ class BatchExporter(Generic[Record]):
         if not batch.records:
             return not closing
         self._gather_ns = self._interval_ns
+        # Between two exports the lock is free for microseconds, which a fork that looks now and then would never see.
+        wait_until(lambda: clocks.monotonic() >= self._fork_deadline_s, inf)
         try:
             with self._exporting:
                 self._is_interrupted = False

@@ -174,6 +174,25 @@ def test_fork_waits_for_the_end_of_an_interrupted_export(blocking: Blocking, mon
     assert batch_exporter.counters() == RecordCounters(recorded=1, delivered=1)
 
 
+def test_no_export_begins_while_a_fork_waits_for_the_one_before(
+    blocking: Blocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, batch_exporter, thread = blocking
+    monkeypatch.setattr(batch_exporter_module, "MAX_PATIENT_FORK_S", 60.0)
+    monkeypatch.setattr(sink, "interrupt", lambda: sink.answers.put(DELIVERED))
+    thread.start()
+    batch_exporter.record(samples(1, 3))
+    sink.begun.get()
+    assert batch_exporter.hold_for_fork(0.0)
+    assert sink.begun.empty()
+    batch_exporter.release_after_fork()
+    sink.answers.put(DELIVERED)
+    sink.answers.put(DELIVERED)
+    batch_exporter.stop(60)
+    thread.join()
+    assert batch_exporter.counters() == RecordCounters(recorded=3, delivered=3)
+
+
 def test_only_the_first_fork_waits_for_an_export_that_cannot_be_ended(
     blocking: Blocking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
