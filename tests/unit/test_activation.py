@@ -349,3 +349,10 @@ def test_launcher_starts_nothing_in_interpreters_of_a_pool() -> None:
     said = run_code(POOL.format(module=module), SPLUNK_PROFILER_ENABLED="true", PYTHONPATH=path)
     assert said.count("stays off in this subinterpreter") == (0 if knows_makers else 2)
     assert said.count(f"{not knows_makers}\n") == 2
+
+
+def test_launcher_starts_where_interpreters_cannot_be_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['_interpreters'] = None", "utf-8")
+    path = os.pathsep.join([str(AUTOSTART), str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    code = "import splunk_profiler, sys; assert '_interpreters' in sys.modules; print(splunk_profiler.start())"
+    assert run_code(code, SPLUNK_PROFILER_ENABLED="true", PYTHONPATH=path).splitlines()[0] == "True"

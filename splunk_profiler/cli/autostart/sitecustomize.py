@@ -65,7 +65,7 @@ def _is_made_by_python():
         return False
     try:
         number, maker = importlib.import_module("_interpreters").get_current()
-    except ImportError:  # Python was built without it
+    except Exception:  # it is not there, or the application refuses imports
         return False
     return number != 0 and maker == _MADE_BY_C
 
