@@ -17,6 +17,7 @@ from splunk_profiler.exporter_process.transport import (
     LENGTH,
     MAX_MESSAGE_BYTES,
     QUESTION,
+    REFUSAL,
     prove_asker,
     prove_exporter,
 )
@@ -121,6 +122,8 @@ def ask(token: str, name: bytes, inode: int, timeout_s: float = _TIMEOUT_S) -> H
             connection.sendall(challenge)
             with DeadlineStream(connection, deadline_s).makefile("rb") as stream:
                 proof = _read_message(stream)
+                if proof == REFUSAL:  # of an earlier version, which has no room
+                    raise StatusError(proof.decode())
                 if proof != prove_exporter(token, challenge):
                     raise StatusError("it does not prove that it is an exporter")
                 connection.sendall(prove_asker(token, challenge) + QUESTION.pack(inode))

@@ -40,6 +40,8 @@ def is_stream(path: Path) -> bool:
 
 def _begins_with(path: Path, start: bytes) -> bool:
     try:
+        if not path.is_file():  # a pipe can be read only once
+            return False
         with path.open("rb") as file:
             return file.read(len(start)) == start
     except OSError:

@@ -20,6 +20,7 @@ from splunk_profiler.exporter_process.transport import (
     MAX_MESSAGE_BYTES,
     PROOF_BYTES,
     QUESTION,
+    REFUSAL,
     frame,
     prove_asker,
     prove_exporter,
@@ -149,6 +150,25 @@ def test_process_without_the_token_gets_no_proof_of_the_asker() -> None:
     ):
         ask(token, socket_name(token, os.geteuid()), _INODE)
     assert asked == [b""]
+
+
+def test_exporter_of_an_earlier_version_without_room_says_why() -> None:
+    token = os.urandom(16).hex()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(socket_name(token, os.geteuid()))
+        listener.listen()
+
+        def refuse() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(frame(REFUSAL))
+            connection.recv(CHALLENGE_BYTES)
+            connection.close()
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        with pytest.raises(StatusError, match="serves 256 others already"):
+            ask(token, socket_name(token, os.geteuid()), _INODE)
+        refusing.join()
 
 
 @pytest.mark.parametrize("character", ["\0", "\u202e", "\ud800", "\U0001f600"])
