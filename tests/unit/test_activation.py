@@ -354,5 +354,5 @@ def test_launcher_starts_nothing_in_interpreters_of_a_pool() -> None:
 def test_launcher_starts_where_interpreters_cannot_be_asked_for(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['_interpreters'] = None", "utf-8")
     path = os.pathsep.join([str(AUTOSTART), str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    code = "import splunk_profiler, sys; assert '_interpreters' in sys.modules; print(splunk_profiler.start())"
+    code = "import sys; assert '_interpreters' in sys.modules; print('splunk_profiler' in sys.modules)"
     assert run_code(code, SPLUNK_PROFILER_ENABLED="true", PYTHONPATH=path).splitlines()[0] == "True"
