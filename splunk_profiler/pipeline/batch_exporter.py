@@ -221,9 +221,9 @@ class BatchExporter(Generic[Record]):
         if not batch.records:
             return not closing
         self._gather_ns = self._interval_ns
-        # Between two exports the lock is free for microseconds, which a fork that looks now and then would never see.
-        wait_until(lambda: clocks.monotonic() >= self._fork_deadline_s, inf)
         try:
+            # Between two exports the lock is free for microseconds, which a fork that looks now and then never sees.
+            wait_until(lambda: clocks.monotonic() >= self._fork_deadline_s, inf)
             with self._exporting:
                 self._is_interrupted = False
                 result = self._sink.export(batch)
