@@ -219,13 +219,13 @@ class Server:
             return
         self._forget(unproven)
         with self._guard.catching():
-            if unproven.is_admitted and stays and len(self._connections) < MAX_CONNECTIONS:
+            if unproven.is_admitted and len(self._connections) < MAX_CONNECTIONS:
                 self._had_connection = True
                 connection = _Connection(unproven, self._make_session(unproven.pid))
                 self._selector.register(unproven.socket, selectors.EVENT_READ, lambda: self._serve(connection))
                 self._connections.append(connection)
                 return
-            if unproven.asked_inode is not None or stays:
+            if stays:
                 answer = REFUSAL if unproven.asked_inode is None else self._status_of(unproven.asked_inode)
                 with suppress(OSError):  # it has gone
                     unproven.socket.send(frame(answer))  # whole: only the proof may be in the way

@@ -190,15 +190,14 @@ class BatchExporter(Generic[Record]):
         After 16 interruptions in a row the next fork waits longer, or forks that come often would let none end.
         """
         in_flight = self._in_flight
-        # One fork waits for a stuck batch, not every fork: the file system may be dead.
-        is_stuck = in_flight is self._stuck_batch
+        if in_flight is self._stuck_batch:  # one fork waits for it, not every fork: the file system may be dead
+            return self._exporting.acquire(0)
         has_starved = self._interruption_count > 0 and self._interruption_count % _MAX_INTERRUPTIONS == 0
         interrupted_end_s = max(timeout_s / 2, MAX_PATIENT_FORK_S)
         own_end_s = interrupted_end_s if has_starved else timeout_s / 2
-        if not is_stuck:
-            self._fork_deadline_s = clocks.monotonic() + own_end_s + interrupted_end_s
-        held = self._exporting.acquire(0 if is_stuck else own_end_s)
-        if not held and not is_stuck:
+        self._fork_deadline_s = clocks.monotonic() + own_end_s + interrupted_end_s
+        held = self._exporting.acquire(own_end_s)
+        if not held:
             self._is_interrupted = True
             self._sink.interrupt()
             held = self._exporting.acquire(interrupted_end_s)

@@ -54,6 +54,16 @@ def blocking() -> tuple[BlockingSink, BatchExporter[Sample], threading.Thread]:
 Blocking = tuple[BlockingSink, BatchExporter[Sample], threading.Thread]
 
 
+def counters_at_end(blocking: Blocking, *answers: ExportResult) -> RecordCounters:
+    """Give these answers to the exports that are left, stop, and return the numbers of records."""
+    sink, batch_exporter, thread = blocking
+    for answer in answers:
+        sink.answers.put(answer)
+    batch_exporter.stop(60)
+    thread.join()
+    return batch_exporter.counters()
+
+
 def test_recording_does_not_wait_for_an_export_in_flight(blocking: Blocking) -> None:
     sink, batch_exporter, thread = blocking
     thread.start()
@@ -140,10 +150,7 @@ def test_fork_waits_for_the_export_in_flight_and_no_other_begins(blocking: Block
     assert not wait_until_sent(batch_exporter, 0.01)
     assert sink.begun.empty()
     batch_exporter.release_after_fork()
-    sink.answers.put(DELIVERED)
-    batch_exporter.stop(60)
-    thread.join()
-    assert batch_exporter.counters() == RecordCounters(recorded=2, delivered=2)
+    assert counters_at_end(blocking, DELIVERED) == RecordCounters(recorded=2, delivered=2)
 
 
 def test_fork_interrupts_a_hanging_export_and_its_batch_is_sent_later(blocking: Blocking) -> None:
@@ -168,10 +175,7 @@ def test_fork_waits_for_the_end_of_an_interrupted_export(blocking: Blocking, mon
     sink.begun.get()
     assert batch_exporter.hold_for_fork(0.0)
     batch_exporter.release_after_fork()
-    sink.answers.put(DELIVERED)
-    batch_exporter.stop(60)
-    thread.join()
-    assert batch_exporter.counters() == RecordCounters(recorded=1, delivered=1)
+    assert counters_at_end(blocking, DELIVERED) == RecordCounters(recorded=1, delivered=1)
 
 
 def test_no_export_begins_while_a_fork_waits_for_the_one_before(
@@ -186,11 +190,7 @@ def test_no_export_begins_while_a_fork_waits_for_the_one_before(
     assert batch_exporter.hold_for_fork(0.0)
     assert sink.begun.empty()
     batch_exporter.release_after_fork()
-    sink.answers.put(DELIVERED)
-    sink.answers.put(DELIVERED)
-    batch_exporter.stop(60)
-    thread.join()
-    assert batch_exporter.counters() == RecordCounters(recorded=3, delivered=3)
+    assert counters_at_end(blocking, DELIVERED, DELIVERED) == RecordCounters(recorded=3, delivered=3)
 
 
 def test_only_the_first_fork_waits_for_an_export_that_cannot_be_ended(
